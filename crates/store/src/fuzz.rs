@@ -4,7 +4,7 @@ use crate::compress::Compression;
 use crate::layout::Layout;
 use crate::protocol::{
     Barrier, Begin, Close, Closing, Delete, Describe, Done, Examine, Export, Import, Init, Open, SetUpdater, Settle,
-    Slices, Sums, Update, Updater,
+    Slices, Sums, Torn, Update, Updater,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +38,7 @@ pub fn store_request(data: &[u8]) {
         Examine::ID => check::<Examine>(args),
         Export::ID => check::<Export>(args),
         Import::ID => check::<Import>(args),
+        Torn::ID => check::<Torn>(args),
         _ => {}
     }
 }
@@ -135,6 +136,7 @@ mod tests {
     use crate::learn::Outline;
     use crate::protocol::{Described, DescribedSlice, Form, Gone, Head, OfStore, OnWorkerLoss, Piece, Storage};
     use crate::updater::Spec;
+    use sheave_base::Error;
 
     /// What serde reserves for a list of announced length before it has seen the items.
     const SERDE_BYTES: usize = 16 << 20;
@@ -160,6 +162,7 @@ mod tests {
         let slices = vec![DescribedSlice { described, slice: 3, start: 12 }];
         let coded = vec![piece(Form::Coded(Compression::Fp16))];
         let updater = Spec::Named("mean".into());
+        let reason = Error::new(ErrorKind::LimitExceeded, "no room").operation("slices").hint("wait");
         vec![
             seed::<Open>(&Open { store: 1, kind: Kind::DistSsp, cutting, staleness: 3, on_worker_loss }),
             seed::<Close>(&OfStore { store: 300 }),
@@ -172,6 +175,7 @@ mod tests {
             seed::<Settle>(&Settle { store: 1, worker: 2, heard: [0xa5; 32] }),
             seed::<Sums>(&Sums { store: 1, key: 5, start: 64, sums: None }),
             seed::<Export>(&Export { store: 1, number: 5, with_value: true }),
+            seed::<Torn>(&Torn { store: 1, operation: Some(9), reason }),
         ]
     }
 
@@ -237,6 +241,8 @@ mod tests {
         refuse::<Update>(&Update { store: 1, push: vec![piece], pull: vec![piece; 3] });
         refuse::<Slices>(&Slices { store: 1, operation: 2, push: vec![piece] });
         refuse::<Settle>(&Settle { store: 1, worker: 2, heard: [1; 32] });
+        let reason = Error::new(ErrorKind::LimitExceeded, "no room");
+        refuse::<Torn>(&Torn { store: 1, operation: None, reason });
         refuse::<Describe>(&Describe { store: 1, numbers: vec![1, 2] });
     }
 }
