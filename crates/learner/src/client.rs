@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which secondary gets a gradient, among those that live.
+/// The secondary that gets a gradient, among those that live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// One after the other.
@@ -43,7 +43,7 @@ pub struct Moved {
     pub to: String,
 }
 
-/// What became of a client's gradients.
+/// The report of a client: what became of its gradients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientReport {
     /// Pushes so far.
@@ -193,8 +193,8 @@ impl GradientClient {
         self.push_within(gradient, None)
     }
 
-    /// As [`GradientClient::push`]; the work fails with `DeadlineExceeded` after `timeout`. The gradient is not taken
-    /// then, unless that happened in the last moment: a report says so.
+    /// Pushes as [`GradientClient::push`] does; the work fails with `DeadlineExceeded` after `timeout`. The gradient is
+    /// not taken then, unless that happened in the last moment: a report says so.
     ///
     /// # Errors
     ///

@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// The numbers of what was lost or dropped: all are counted, and the latest kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// How many there were.
+    /// The number of all of them.
     pub count: u64,
-    /// Which these were, the latest last, at most
+    /// The numbers that they had, the latest last, at most
     /// [`LEARNER_REPORTED_MAX`](sheave_base::limits::LEARNER_REPORTED_MAX) of them.
     pub latest: VecDeque<GradientId>,
 }

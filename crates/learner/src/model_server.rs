@@ -156,7 +156,7 @@ impl std::fmt::Debug for ModelServer {
     }
 }
 
-/// What became of the push of a model.
+/// The outcome of pushing a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelPushed {
     /// Whether it is a version now: the one behind that from which it was made.
@@ -165,7 +165,7 @@ pub struct ModelPushed {
     pub newest: u64,
 }
 
-/// What was pulled of a model.
+/// The outcome of pulling a model.
 #[derive(Clone, Debug)]
 pub struct ModelPulled {
     /// The newest version; 0 if nobody has pushed the model.

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Sums are made in blocks of so many bytes, which stay in the cache of a core while all gradients are added.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// How gradients become one.
+/// The way in which gradients become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
     /// Their sum.
@@ -29,7 +29,7 @@ pub enum Method {
     Mean,
 }
 
-/// What becomes of gradients that come while the queue is full.
+/// The fate of gradients that come while the queue is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// The answer to the push waits until there is room.
@@ -39,22 +39,22 @@ pub enum Overflow {
     DropOldest,
 }
 
-/// How gradients are queued and reduced, at each server of one name the same.
+/// Settings of how gradients are queued and reduced, at each server of one name the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How gradients become one.
+    /// The way in which gradients become one.
     pub method: Method,
-    /// How many gradients a secondary sums before it sends them to the primary, and how many such sums the primary
-    /// takes for a step. From 1 to [`LEARNER_BATCH_MAX`](limits::LEARNER_BATCH_MAX); 4 by default.
+    /// The number of gradients that a secondary sums before it sends them to the primary, and of such sums that the
+    /// primary takes for a step. From 1 to [`LEARNER_BATCH_MAX`](limits::LEARNER_BATCH_MAX); 4 by default.
     pub batch: usize,
-    /// How many gradients a queue has at most: more than `batch`, and at most
+    /// The number of gradients that a queue has at most: more than `batch`, and at most
     /// [`LEARNER_QUEUE_MAX`](limits::LEARNER_QUEUE_MAX); 64 by default.
     pub queue_max: usize,
-    /// What becomes of gradients that come while the queue of a secondary is full. The primary loses nothing: its
+    /// The fate of gradients that come while the queue of a secondary is full. The primary loses nothing: its
     /// secondaries wait.
     pub overflow: Overflow,
-    /// How long a gradient waits for its batch to be full, at the secondary and again at the primary, before it goes on
-    /// without; for ever by default.
+    /// The time that a gradient waits for its batch to be full, at the secondary and again at the primary, before it
+    /// goes on without; for ever by default.
     pub flush_after: Option<Duration>,
 }
 
@@ -87,12 +87,12 @@ impl Settings {
     }
 }
 
-/// Which gradient it is: the node and the client on it that have pushed it, and the number that the client gave it.
+/// The name of a gradient: the node and the client on it that have pushed it, and the number that the client gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GradientId {
     /// The node of the client.
     pub node: NodeId,
-    /// Which client of that node it is.
+    /// The number of the client on that node.
     pub client: u32,
     /// The client's number of the gradient, from 1.
     pub number: u64,
@@ -194,7 +194,7 @@ fn sum_segment(contributions: &[Contribution], at: usize, arena: &Arena) -> Resu
     Ok(total)
 }
 
-/// What came of pushing a contribution.
+/// The outcome of pushing a contribution.
 #[derive(Debug)]
 pub enum Pushed<W> {
     /// It is in the queue, in place of these, which were the oldest. The waiter is given back.
@@ -205,7 +205,7 @@ pub enum Pushed<W> {
     Refused(W, Error),
 }
 
-/// What was left in a queue.
+/// The contents of a queue that was emptied.
 #[derive(Debug)]
 pub struct Left<W> {
     /// Gradients that were queued.
@@ -307,7 +307,7 @@ impl<W> Reducer<W> {
         self.push_as(self.settings.overflow, contribution, waiter, now)
     }
 
-    /// As [`Reducer::push`], with another answer to overflow than that of the settings.
+    /// Queues a contribution as [`Reducer::push`] does, with another answer to overflow than that of the settings.
     pub fn push_as(&mut self, overflow: Overflow, contribution: Contribution, waiter: W, now: Time) -> Pushed<W> {
         let mut dropped = Vec::new();
         if self.queue.len() >= self.settings.queue_max || !self.waiting.is_empty() {

@@ -26,7 +26,7 @@ pub(crate) const PUSHES: u64 = 0;
 pub(crate) const SUMS: u64 = 1;
 pub(crate) const QUESTIONS: u64 = 2;
 
-/// What is told which gradients a full queue has dropped.
+/// A callback that is told which gradients a full queue has dropped.
 pub type OnDrop = Box<dyn Fn(&[GradientId]) + Send + Sync>;
 
 /// A gradient server on one node; a handle, cheap to clone. With the last one the server is stopped.
@@ -85,7 +85,7 @@ impl Drop for Handle {
     }
 }
 
-/// What a gradient server has done so far.
+/// The report of a gradient server: what it has done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerReport {
     /// Gradients that this node has taken as a secondary.
@@ -102,7 +102,7 @@ pub struct ServerReport {
     pub primary: Option<PrimaryReport>,
 }
 
-/// What a primary has done so far.
+/// The report of a primary: what it has done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrimaryReport {
     /// The version of the parameters.

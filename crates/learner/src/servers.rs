@@ -4,7 +4,7 @@ use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::Mesh;
 use sheave_rpc::RpcGroup;
 
-/// Which nodes are the gradient servers of one name; on every node the same.
+/// The nodes that are the gradient servers of one name; on every node the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Servers {
     /// Their name. Each is registered in the group under this and the name of its node: `gradients/rank-1`.

@@ -11,8 +11,8 @@ use sheave_tensor::{Arena, Dtype, Element, Tensor};
 /// gradients of learners are in them, and returns what is to be published, if there is something.
 pub type Step = Box<dyn FnMut(Tensors, u64) -> Result<Option<Tensors>> + Send>;
 
-/// What is told the parameters and their version after each step. Tensors that it keeps are not written any more: the
-/// next step is made in other memory then.
+/// A callback that is told the parameters and their version after each step. Tensors that it keeps are not written any
+/// more: the next step is made in other memory then.
 pub type Publish = Box<dyn FnMut(Tensors, u64) -> Result<()> + Send>;
 
 /// What makes steps.

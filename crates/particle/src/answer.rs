@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// What will come of a message. Clones are handles to the same; dropping them does not keep the message from being
+/// The answer to a message. Clones are handles to the same; dropping them does not keep the message from being
 /// handled. It can be waited for again and again.
 ///
 /// An error that nobody has looked at when the last handle is dropped, or that comes later, is told as a notice of the

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use threads::ThreadId;
 
-/// What a cache moves: the parameters of a particle, and all that belongs to them.
+/// The parameters of a particle, and all that belongs to them, which a cache moves.
 ///
 /// Neither move is asked for while the particle is pinned, or while another one of it goes on. Both block, and are
 /// called by the thread that acquires, without a lock. One that fails leaves the particle usable where it was.
@@ -68,7 +68,7 @@ pub trait Key: Clone + Eq + Hash + fmt::Display + Send + 'static {}
 
 impl<K: Clone + Eq + Hash + fmt::Display + Send + 'static> Key for K {}
 
-/// Who makes room.
+/// The choice of who makes room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// The one that was released the longest time ago.
@@ -79,20 +79,20 @@ pub enum Policy {
     Direct,
 }
 
-/// Which room there is.
+/// The room that there is.
 #[derive(Clone, Debug, Default)]
 pub struct CacheOptions {
-    /// What errors call the device.
+    /// The name of the device in errors.
     pub device: String,
-    /// How many particles are resident at most; as many as there are by default.
+    /// The number of particles that are resident at most; as many as there are by default.
     pub particles: Option<usize>,
-    /// How many bytes they take at most; as many as they need by default.
+    /// The number of bytes that they take at most; as many as they need by default.
     pub bytes: Option<u64>,
-    /// Who makes room.
+    /// The choice of who makes room.
     pub policy: Policy,
 }
 
-/// What a cache has done, and what it holds.
+/// Counts of what a cache has done, and of what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatistics {
     /// Acquired while resident.

@@ -35,7 +35,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// None yet.
+    /// Returns no functions yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -125,14 +125,14 @@ impl Job {
         work
     }
 
-    /// How many tasks were submitted whose outcomes were not taken.
+    /// Returns how many tasks were submitted whose outcomes were not taken.
     #[must_use]
     pub fn left(&self) -> u64 {
         let state = self.state.lock();
         state.submitted - state.first
     }
 
-    /// How many tasks have ended.
+    /// Returns how many tasks have ended.
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.state.lock().settled

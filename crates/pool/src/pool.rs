@@ -31,12 +31,12 @@ const TASK_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
 /// How often it is looked whether tasks lie behind a long one while somebody has nothing to do.
 const LEVEL_LOOK: Duration = Duration::from_millis(1);
 
-/// How the workers of a pool are.
+/// Settings of the workers of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What they are set up with, by slot; the last is for all slots behind. Without any they are not set up. Their
-    /// tensors are borrowed as long as the pool is there, if they are not shared: who writes them is refused with
-    /// `BufferInUse`.
+    /// The packets that they are set up with, by slot; the last is for all slots behind. Without any they are not set
+    /// up. Their tensors are borrowed as long as the pool is there, if they are not shared: who writes them is refused
+    /// with `BufferInUse`.
     pub setups: Vec<Packet>,
     /// After so many tasks one is let go, for another one to come.
     pub tasks_per_worker: Option<usize>,
@@ -403,7 +403,7 @@ impl Service for Desk {
     }
 }
 
-/// Who submits tasks: a handle of a pool, whatever its workers are.
+/// A handle of a pool that submits tasks, whatever its workers are.
 #[derive(Clone)]
 pub struct Tasker {
     pub(crate) shared: Arc<Shared>,
@@ -512,7 +512,7 @@ impl Tasker {
         self.shared.state.lock().is_closed = true;
     }
 
-    /// Why there can be no more tasks, if that is so.
+    /// Checks that there can be more tasks.
     ///
     /// # Errors
     ///

@@ -182,7 +182,7 @@ impl Pool {
         }
     }
 
-    /// How many workers it has.
+    /// Returns how many workers it has.
     #[must_use]
     pub fn size(&self) -> usize {
         self.fleet.fleet.slots()

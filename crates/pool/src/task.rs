@@ -9,7 +9,7 @@ use sheave_base::work::Completer;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// What comes of a task.
+/// The outcome of a task.
 pub type Outcome = Result<Packet>;
 
 /// A function that workers have: it is sent to each worker once, with the first task there that needs it. A handle,

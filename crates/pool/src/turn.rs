@@ -21,7 +21,7 @@ use sheave_process::Slate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// What one worker and its host share; a handle.
+/// The memory that one worker and its host share; a handle.
 #[derive(Clone, Debug)]
 pub struct Turn(Memory);
 
@@ -34,13 +34,13 @@ enum Memory {
 }
 
 impl Turn {
-    /// What a process shares with the one that started it.
+    /// Returns what a process shares with the one that started it.
     #[must_use]
     pub fn shared(slate: Slate) -> Self {
         Self(Memory::Process(slate))
     }
 
-    /// What a worker in this process shares with it.
+    /// Returns what a worker in this process shares with it.
     #[must_use]
     pub fn here() -> Self {
         Self(Memory::Here(Arc::default()))

@@ -33,7 +33,7 @@ const KEPT_BYTES_MAX: usize = 256 << 10;
 const RESULT_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
 const RESULT_TENSORS_MAX: usize = limits::PARTS_MAX;
 
-/// What a worker does. All of it is called on the thread that works.
+/// The program of a worker. All of it is called on the thread that works.
 pub trait Program: Send + Sync + 'static {
     /// A function as it is called here.
     type Function: Send + Sync + 'static;

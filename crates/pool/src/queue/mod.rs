@@ -68,7 +68,7 @@ enum Side {
     End(Arc<End>, Mesh),
 }
 
-/// What came of putting an item without waiting.
+/// The outcome of putting an item without waiting.
 #[derive(Debug)]
 pub enum Put {
     /// Ends when the item is in the queue, which it is already unless the queue has a capacity and its home is another
@@ -87,7 +87,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// How many items were put before it.
+    /// Returns how many items were put before it.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -143,8 +143,8 @@ impl Queue {
         Self::made(mesh, name, capacity, false)
     }
 
-    /// As [`Queue::new`], for items that are programs, as pickles are: nodes that this one does not trust
-    /// ([`Mesh::trusts`]) are refused.
+    /// Makes a queue as [`Queue::new`] does, of items that are programs, as pickles are: nodes that this one does not
+    /// trust ([`Mesh::trusts`]) are refused.
     ///
     /// # Errors
     ///
@@ -196,13 +196,13 @@ impl Queue {
         }
     }
 
-    /// Whether this node is the queue's home.
+    /// Returns whether this node is the queue's home.
     #[must_use]
     pub fn is_home(&self) -> bool {
         matches!(self.0, Side::Home(..))
     }
 
-    /// Whether each put waits until its item was taken in: at an end of a queue with a capacity.
+    /// Returns whether each put waits until its item was taken in: at an end of a queue with a capacity.
     #[must_use]
     pub fn is_strict(&self) -> bool {
         match &self.0 {
@@ -405,7 +405,7 @@ impl Queue {
         Ok(None)
     }
 
-    /// How many items nobody has taken. Asks the home, and blocks until that answers.
+    /// Returns how many items nobody has taken. Asks the home, and blocks until that answers.
     ///
     /// # Errors
     ///
@@ -414,7 +414,7 @@ impl Queue {
         self.length()?.wait()
     }
 
-    /// As [`Queue::len`], without the wait.
+    /// Asks as [`Queue::len`] does, without the wait.
     ///
     /// # Errors
     ///
@@ -426,7 +426,7 @@ impl Queue {
         }
     }
 
-    /// Whether nobody could take anything. As [`Queue::len`].
+    /// Returns whether nobody could take anything, as [`Queue::len`] does.
     ///
     /// # Errors
     ///

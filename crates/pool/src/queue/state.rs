@@ -34,9 +34,9 @@ const AHEAD_TENSORS_MAX: usize = 256;
 pub struct Lost {
     /// Its number: how many were put before it.
     pub number: u64,
-    /// Who had it.
+    /// The peer that had it.
     pub holder: Peer,
-    /// What became of that.
+    /// The error that says what became of that.
     pub error: Error,
 }
 
