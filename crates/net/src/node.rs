@@ -32,7 +32,8 @@ use sheave_base::limits;
 use sheave_base::secret::Resolved;
 use sheave_base::thread::Thread;
 use sheave_base::work::awaited::Awaited;
-use sheave_base::work::{Completer, Drive, Interrupt, blocking, described, driven, governed};
+use sheave_base::work::blocking::{self, Duty};
+use sheave_base::work::{Completer, Drive, Interrupt, described, driven, governed};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work, process, random};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
@@ -234,7 +235,7 @@ impl Node {
         let mut id = [0; 8];
         random::fill("drawing a node id", &mut id)?;
         sheave_base::shortage::raise_descriptors();
-        blocking::put_aside_with(polling::put_aside);
+        blocking::put_aside_with(Duty::Links, polling::put_aside);
         let progress = Progress::new()?;
         let company = Company { local_ranks: config.local_ranks, cores: cores::usable([]) };
         let patience = Patience::new(config.wait.unwrap_or_else(|| company.wait_policy()));

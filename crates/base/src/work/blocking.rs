@@ -3,8 +3,9 @@
 //! A thread that runs other people's code under a permit wants to give the permit back while that code waits. Every
 //! wait for a [`Work`](super::Work) that is about to sleep says so here.
 //!
-//! A thread that polls for others comes to sleep too, in a wait of something that its poll has found, and polls nothing
-//! meanwhile. Whoever keeps account of who polls is [called](put_aside_with) before every such sleep, on that thread.
+//! A thread that works for others, by polling links or running tasks, comes to sleep too, in a wait of something that
+//! it has found, and does nothing for them meanwhile. Whoever keeps account of who does what is
+//! [called](put_aside_with) before every such sleep, on that thread.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,12 +21,23 @@ thread_local! {
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
 }
 
-static PUT_ASIDE: OnceLock<PutAside> = OnceLock::new();
+/// What a thread does for others.
+#[derive(Clone, Copy, Debug)]
+pub enum Duty {
+    /// It polls links.
+    Links,
+    /// It runs tasks.
+    Tasks,
+}
 
-/// Has `put_aside` called by each thread of this process that is about to block. There is one such function: of those
-/// that are set, the first.
-pub fn put_aside_with(put_aside: PutAside) {
-    let _ = PUT_ASIDE.set(put_aside);
+const DUTIES: usize = 2;
+
+static PUT_ASIDE: [OnceLock<PutAside>; DUTIES] = [const { OnceLock::new() }; DUTIES];
+
+/// Has `put_aside` called by each thread of this process that is about to block, for what it does of this kind. There
+/// is one such function for each: of those that are set, the first.
+pub fn put_aside_with(duty: Duty, put_aside: PutAside) {
+    let _ = PUT_ASIDE[duty as usize].set(put_aside);
 }
 
 /// From now on, whenever this thread begins to block `listener` is called with true, and with false when it goes on.
@@ -38,7 +50,7 @@ pub fn tell(listener: Option<Rc<dyn Fn(bool)>>) {
 pub struct Blocked {
     listener: Option<Listener>,
     /// Dropped after the listener was told.
-    aside: Option<Box<dyn Any>>,
+    aside: [Option<Box<dyn Any>>; DUTIES],
 }
 
 /// Says that this thread is about to block.
@@ -49,8 +61,10 @@ pub fn begin() -> Blocked {
     if let Some(listener) = &listener {
         listener(true);
     }
-    let mut blocked = Blocked { listener, aside: None };
-    blocked.aside = PUT_ASIDE.get().and_then(|put_aside| put_aside());
+    let mut blocked = Blocked { listener, aside: [const { None }; DUTIES] };
+    for (aside, put_aside) in blocked.aside.iter_mut().zip(&PUT_ASIDE) {
+        *aside = put_aside.get().and_then(|put_aside| put_aside());
+    }
     blocked
 }
 

@@ -12,13 +12,16 @@
 //!
 //! **Turns.** A thread that runs tasks polls as many as [`TURN_POLLS`], and what is left then is for the time thread
 //! and for whoever polls next; so tasks that wake each other for ever keep no thread from its links. What is woken
-//! within a turn is run by that turn. A wake from elsewhere has the node's threads come.
+//! within a turn is run by that turn. A wake from elsewhere has the node's threads come. A poll may wait, though, for
+//! another task among other things: the thread that sleeps in it has [no turn](put_aside) meanwhile.
 
 use super::timers::Timers;
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
+use sheave_base::work::blocking::{self, Duty};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
-use std::cell::Cell;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -35,8 +38,8 @@ const CANCELLED: u8 = 4;
 const ENDED: u8 = 8;
 
 thread_local! {
-    /// The address of the tasks of which this thread runs a turn.
-    static TURN: Cell<usize> = const { Cell::new(0) };
+    /// The tasks of which this thread runs turns, one within the other; the last is the innermost.
+    static TURNS: RefCell<Vec<Weak<Tasks>>> = const { RefCell::new(Vec::new()) };
     /// How many tasks this thread polls, one within the other.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
@@ -79,6 +82,7 @@ struct Core {
 
 impl Tasks {
     pub(crate) fn new(timers: Arc<Timers>, call: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        blocking::put_aside_with(Duty::Tasks, put_aside);
         let (ready, queued, alive) = (Mutex::default(), AtomicUsize::new(0), Mutex::default());
         Arc::new(Self { ready, queued, alive, timers, call: Box::new(call) })
     }
@@ -138,24 +142,20 @@ impl Tasks {
         core
     }
 
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// Whether this thread is in a turn of these tasks.
+    /// Whether the innermost turn of this thread is one of these tasks. A thread that ends has none.
     fn has_turn(&self) -> bool {
-        TURN.get() == self.address()
+        let is_ours = |turn: &Weak<Self>| std::ptr::eq(turn.as_ptr(), self);
+        TURNS.try_with(|turns| turns.borrow().last().is_some_and(is_ours)).unwrap_or(false)
     }
 
     /// Runs what is ready and what that wakes, for a turn.
-    pub(crate) fn run_ready(&self) {
-        struct Outer(usize);
-        impl Drop for Outer {
-            fn drop(&mut self) {
-                TURN.set(self.0);
-            }
+    pub(crate) fn run_ready(self: &Arc<Self>) {
+        // Most who look find nothing.
+        if self.queued.load(SeqCst) == 0 {
+            return;
         }
-        let outer = Outer(TURN.replace(self.address()));
+        let is_within = self.has_turn();
+        let _turn = Turn::begin(self);
         for _ in 0..TURN_POLLS {
             let Some(core) = self.pop() else { return };
             if core.poll_once() {
@@ -163,7 +163,7 @@ impl Tasks {
             }
         }
         // An outer turn looks by itself.
-        if outer.0 != self.address() && self.queued.load(SeqCst) > 0 {
+        if !is_within && self.queued.load(SeqCst) > 0 {
             self.timers.ring();
         }
     }
@@ -177,6 +177,45 @@ impl Tasks {
         };
         cores.iter().for_each(|core| core.cancel());
         while self.pop().is_some() {}
+    }
+}
+
+/// A turn of this thread, until it is dropped. It is the innermost then: turns put aside are given back before.
+struct Turn;
+
+impl Turn {
+    fn begin(tasks: &Arc<Tasks>) -> Self {
+        let _ = TURNS.try_with(|turns| turns.borrow_mut().push(Arc::downgrade(tasks)));
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let turn = TURNS.try_with(|turns| turns.borrow_mut().pop());
+        drop(turn);
+    }
+}
+
+/// The turns of a thread that sleeps, until it goes on.
+struct Aside(Vec<Weak<Tasks>>);
+
+/// Leaves to others what is queued for the turns of this thread, and what is woken until the returned value is dropped:
+/// called before each sleep in a wait. A poll within a turn may wait for just that.
+fn put_aside() -> Option<Box<dyn Any>> {
+    let turns = TURNS.try_with(RefCell::take).ok().filter(|turns| !turns.is_empty())?;
+    for tasks in turns.iter().filter_map(Weak::upgrade) {
+        if tasks.queued.load(SeqCst) > 0 {
+            (tasks.call)();
+        }
+    }
+    Some(Box::new(Aside(turns)))
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let turns = std::mem::take(&mut self.0);
+        let _ = TURNS.try_with(|current| current.replace(turns));
     }
 }
 

@@ -256,6 +256,94 @@ fn a_quiet_waker_calls_nobody() {
     assert_eq!((polls.load(SeqCst), calls.load(SeqCst)), (3, 0), "what a turn has woken it runs itself");
 }
 
+/// When the thread of a turn wakes the task that a poll of it waits for.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    BeforeItSleeps,
+    WhileItSleeps,
+    InATurnAround,
+}
+
+/// A poll waits for a task that its own thread has woken, and returns whether that came.
+fn waits_for_what_it_wakes(moment: Moment) -> bool {
+    let (tell, called) = channel();
+    let node = Tasks::new(Timers::new(Arc::new(SystemClock::default())), move || _ = tell.send(()));
+    let (elsewhere, _calls) = tasks();
+    let (completer, work) = sheave_base::work::pair("test");
+    let (place, mut completer) = (Arc::new(Mutex::new(None::<Waker>)), Some(completer));
+    let own = Arc::clone(&place);
+    let awaited = begin(
+        &node,
+        poll_fn(move |context| {
+            if own.lock().replace(context.waker().clone()).is_none() {
+                return Poll::Pending;
+            }
+            completer.take().into_iter().for_each(|completer| completer.complete(Ok(())));
+            Poll::Ready(())
+        }),
+    );
+    node.run_ready();
+    let wake = move || place.lock().clone().expect("it was polled").wake();
+    let (tell, heard) = channel();
+    let until = Some(Instant::now() + LONG);
+    let turn = Arc::clone(&elsewhere);
+    let kept = match moment {
+        Moment::BeforeItSleeps => vec![begin(&node, async move {
+            wake();
+            tell.send(work.wait_until(until, None)).expect("it listens");
+        })],
+        Moment::WhileItSleeps => vec![begin(&node, async move {
+            let mut interrupt = || {
+                wake();
+                Ok(())
+            };
+            tell.send(work.wait_until(until, Some(&mut interrupt))).expect("it listens");
+        })],
+        Moment::InATurnAround => {
+            let inner = async move { tell.send(work.wait_until(until, None)).expect("it listens") };
+            let outer = async move {
+                wake();
+                turn.run_ready();
+            };
+            vec![begin(&elsewhere, inner), begin(&node, outer)]
+        }
+    };
+    called.try_iter().for_each(drop);
+    std::thread::scope(|scope| {
+        let others = Arc::clone(&node);
+        scope.spawn(move || called.recv_timeout(LONG).map(|()| others.run_ready()));
+        node.run_ready();
+    });
+    let has_come = heard.try_recv().expect("its poll is over").expect("nothing interrupts it");
+    assert!(awaited.has_ended() && kept.iter().all(Task::has_ended));
+    has_come
+}
+
+#[test]
+fn what_a_turn_has_woken_is_left_to_others_while_its_thread_sleeps() {
+    for moment in [Moment::BeforeItSleeps, Moment::WhileItSleeps, Moment::InATurnAround] {
+        assert!(waits_for_what_it_wakes(moment), "{moment:?}: nobody was called");
+    }
+}
+
+#[test]
+fn a_thread_that_has_slept_has_its_turn_again() {
+    let (tasks, calls) = tasks();
+    let (_completer, never) = sheave_base::work::pair::<()>("test");
+    let (place, polls) = (Arc::default(), Arc::default());
+    let _other = begin(&tasks, waits(&place, &polls));
+    tasks.run_ready();
+    let sleeper = begin(&tasks, async move {
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert_eq!(never.wait_until(Some(soon), None).ok(), Some(false), "nobody ends it");
+        place.lock().clone().expect("it was polled").wake();
+    });
+    calls.store(0, SeqCst);
+    tasks.run_ready();
+    assert!(sleeper.has_ended());
+    assert_eq!((polls.load(SeqCst), calls.load(SeqCst)), (2, 0), "the turn goes on after the sleep");
+}
+
 /// Many tasks, threads that wake them and threads that run them: each wake is followed by a poll, and no task is polled
 /// by two threads at a time.
 #[test]
