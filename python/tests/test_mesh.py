@@ -647,13 +647,23 @@ def test_ctrl_c_ends_the_wait_of_who_leaves(start, leave):
     with join(1, 2, root, liveness_timeout=60) as mesh:
         assert first.line() == "joined"
         os.kill(first.pid, signal.SIGSTOP)
-        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
+        # Until all of its threads have stopped it may still answer.
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+
+        def interrupt():
+            # It is left as soon as the call has begun, which is long before it ends.
+            for _ in within(20):
+                if mesh.closed:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         before = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             mesh.__exit__(None, None, None) if leave == "__exit__" else getattr(mesh, leave)()
         assert time.monotonic() - before < 10
-        timer.join()
+        thread.join()
         assert mesh.closed
         os.kill(first.pid, signal.SIGCONT)
         first.tell("mesh.leave()")
