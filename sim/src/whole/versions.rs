@@ -170,12 +170,14 @@ impl Book {
         }
     }
 
-    /// Somebody has watched for another version than it has seen at `since`, and was told of none.
-    fn heard_nothing(&self, process: usize, key: &'static str, seen: &Seen) {
+    /// Somebody has watched from `begun` on for another version than it has seen at `since`, and was told of none.
+    fn heard_nothing(&self, process: usize, key: &'static str, seen: &Seen, begun: Duration) {
         let (now, &Seen { version: has, since, removals }) = (self.ledger.now(), seen);
         let may_be_removed = self.may_be_removed(key, removals);
         let mut books = self.books.lock();
-        let is_excused = books.fates.is_troubled(process) || now < books.fates.stirred() + PROMPT || self.home_ends;
+        // The answer takes its time too.
+        let is_prompt = now < books.fates.stirred().max(begun) + PROMPT;
+        let is_excused = books.fates.is_troubled(process) || is_prompt || self.home_ends;
         let of_key = books.key(key);
         let is_newer = |one: &&Accepted| Some(one.version) != has && one.begun >= since && one.known + PROMPT < now;
         let missed = of_key.accepted.iter().find(is_newer).map(|one| one.version);
@@ -483,7 +485,7 @@ impl User {
         let (since, removals) = (self.book.ledger.now(), self.book.removals(key));
         let seen = seen.unwrap_or(Seen { version: None, since, removals });
         let has = seen.version;
-        let span = WATCHES[self.below(3)];
+        let (begun, span) = (self.book.ledger.now(), WATCHES[self.below(3)]);
         match self.face.watch(key, has, span) {
             Ok(pulled) => {
                 let version = number_of(&pulled.version);
@@ -496,7 +498,7 @@ impl User {
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
-                self.book.heard_nothing(self.process, key, &seen);
+                self.book.heard_nothing(self.process, key, &seen, begun);
                 Ok(())
             }
             Err(error) => Err(error),
