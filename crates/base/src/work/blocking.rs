@@ -21,7 +21,7 @@ thread_local! {
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
 }
 
-/// What a thread does for others.
+/// A kind of work that a thread does for others.
 #[derive(Clone, Copy, Debug)]
 pub enum Duty {
     /// It polls links.

@@ -492,7 +492,7 @@ fn works(cache: &Models, device: &Device, mut random: u64) {
     }
 }
 
-/// What looks, when it is dropped and gives back its memory, whether its room is somebody else's already.
+/// A particle that looks, when it is dropped, whether its room is somebody else's already.
 struct Felt(Option<(Cache<u64, Felt>, mpsc::Sender<bool>)>);
 
 impl Resident for Felt {

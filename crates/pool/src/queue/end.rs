@@ -51,7 +51,7 @@ impl Place {
 struct State {
     /// What was given and not taken: own number, number of the queue, item.
     given: VecDeque<(u32, u64, Packet)>,
-    /// What was given for somebody who waited, as long as it is not taken.
+    /// The item that was given for somebody who waited, as long as it is not taken.
     kept: Option<u32>,
     /// The number behind the last that was taken.
     begun: u32,
@@ -66,7 +66,7 @@ struct State {
     is_waiting: bool,
     getters: Vec<Completer<()>>,
     putters: Vec<Completer<()>>,
-    /// What the home has said of itself last.
+    /// The state of the home, as it has told last.
     home: Shown,
     /// What a put has failed with that had returned.
     failed: Option<Error>,
@@ -359,7 +359,7 @@ impl End {
         Ok(work)
     }
 
-    /// Nobody who has waited for an item waits any more, it may be. What has come for them is kept from nobody.
+    /// Says so if nobody waits for an item any more. What has come for those who did is kept from nobody.
     pub(super) fn give_up(&self) {
         let Some(place) = self.place.get() else { return };
         let (then, _back) = {

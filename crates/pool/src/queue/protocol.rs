@@ -110,12 +110,12 @@ pub(super) fn read_attached(value: Value, tensors: &[Tensor]) -> Result<(u64, bo
     Ok((number(&end)?, truth(&is_strict)?, words))
 }
 
-/// What ends are told of a queue's state.
+/// The state of a queue, as its ends are told of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// Nobody should put more.
+    /// Whether it is so full that nobody should put more.
     pub(super) is_full: bool,
-    /// Nothing is put any more: whoever has taken all that it was given says so.
+    /// Whether nothing is put any more: whoever has taken all that it was given says so then.
     pub(super) is_closed: bool,
     /// Which word of this kind it is: words may overtake each other, and the last one counts.
     pub(super) turn: u64,

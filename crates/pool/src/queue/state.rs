@@ -210,7 +210,7 @@ pub(super) struct State {
     next_end: u64,
     putters: VecDeque<Putter>,
     getters: Vec<Completer<()>>,
-    /// What ends are told.
+    /// The state that ends are told of.
     pub(super) shown: Shown,
     /// Why nothing can be put any more.
     closed: Option<Error>,

@@ -419,7 +419,7 @@ fn a_closed_queue_is_emptied_and_then_says_so() {
     }
 }
 
-/// What has come for somebody who gives up goes to whoever waits, who is not told before that there is nothing.
+/// An item that has come for somebody who gives up goes to whoever waits, who is not told that there is nothing.
 #[test]
 fn what_comes_for_one_who_gives_up_is_taken_by_others_though_the_queue_is_closed() {
     for (transport, capacity) in TRANSPORTS.into_iter().flat_map(|transport| [(transport, None), (transport, Some(3))])

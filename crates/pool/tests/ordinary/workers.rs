@@ -191,7 +191,7 @@ impl Program for Known {
     }
 }
 
-/// What a worker has of functions is as the pool has it, whatever became of the messages that were to tell it.
+/// The functions of a worker are as the pool has them, whatever became of the messages that were to tell it.
 #[test]
 fn a_worker_forgets_functions_though_a_message_was_not_sent() {
     let mesh = host(Transport::Auto);
