@@ -66,8 +66,8 @@ const SEEDS_OF_GROUPS: u64 = 500;
 /// Seeds of jobs that are sessions.
 const SEEDS_OF_SESSIONS: u64 = 300;
 
-const BUGS_OF_SESSIONS: [Bug; 5] =
-    [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost, Bug::MissingUntold];
+const BUGS_OF_SESSIONS: [Bug; 6] =
+    [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost, Bug::NameUndrawn, Bug::MissingUntold];
 
 /// Seeds of jobs that are pools.
 const SEEDS_OF_POOLS: u64 = 500;

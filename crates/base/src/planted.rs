@@ -31,6 +31,8 @@ pub enum Bug {
     FailureKept,
     /// A register is filled with nothing where its command has failed.
     PoisonLost,
+    /// A register that somebody holds has no name when its command leaves.
+    NameUndrawn,
     /// A worker of a session that has not what an operation needs does not tell the others.
     MissingUntold,
     /// A request is run beside another one of its mailbox.

@@ -34,7 +34,10 @@ mod time;
 mod told;
 mod weak;
 
-pub use call::{Answer, AnswerOf, ArgList, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};
+pub use call::Written;
+pub use call::{
+    Answer, AnswerOf, ArgList, Call, CallOptions, Callers, Lane, Leases, Mark, Method, Methods, Reply, Request,
+};
 pub use call::{Room, Service, ServiceName, TypedReply, TypedRequest, TypedService};
 pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};

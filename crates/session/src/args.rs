@@ -3,7 +3,6 @@
 use crate::collective::Placement;
 use crate::register::Register;
 use sheave_base::{Error, ErrorKind, Result, limits};
-use sheave_mesh::ArgList;
 use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
 use sheave_tensor::{Mode, ReadLease, Tensor};
@@ -53,7 +52,7 @@ pub struct Args {
 }
 
 #[derive(Clone)]
-enum Item {
+pub(crate) enum Item {
     Value(Value),
     Register(Register),
     /// A tensor for some workers, in groups of this size.
@@ -105,6 +104,10 @@ impl Args {
         self.items.is_empty()
     }
 
+    pub(crate) fn items(&self) -> &[Item] {
+        &self.items
+    }
+
     /// The registers in them.
     pub(crate) fn registers(&self) -> impl Iterator<Item = &Register> {
         self.items.iter().filter_map(|item| match item {
@@ -147,15 +150,6 @@ impl Args {
             return Err(error.hint("put them together, or send them by several commands"));
         }
         Ok(leases)
-    }
-
-    /// Adds what this worker gets, where all are short.
-    pub(crate) fn write(&self, worker: usize, list: &mut ArgList) -> Result<()> {
-        self.items.iter().try_for_each(|item| match item {
-            Item::Value(value) => list.push(value),
-            Item::Register(register) => register.write(worker, list),
-            Item::Placed(..) => list.push(&Value::None),
-        })
     }
 
     /// What this worker gets.

@@ -11,8 +11,12 @@
 //!
 //! **Written when it is issued.** A message is one flat list: the number of its first command, those behind which have
 //! the next ones, and of each command how many arguments it has, the register that it fills, the function, and the
-//! arguments. What is kept is that list, written, and the handles to what it names: so no values are made of a command
-//! here, and no name is looked up at either end.
+//! arguments. What is kept is that list, written but for what differs from worker to worker, and the handles to what it
+//! names ([`kept`](crate::kept)): so no values are made of a command here, and no name is looked up at either end.
+//!
+//! **Named when it is wanted.** A register that is dropped before its command leaves has no names, and costs nothing
+//! here or there. All that are kept may get some, by the limits of this node; where they might not, names are drawn as
+//! commands are issued, and who issues one too many is told.
 //!
 //! **Bounds.** Each worker is asked now and then to say how far it has come ([`MARK_EVERY`]), and nobody gets further
 //! ahead of it than [`MARKS_MAX`] of these; the windows of calls bound messages and bytes besides.
@@ -26,8 +30,10 @@
 
 use crate::abort::ABORT;
 use crate::args::Args;
+use crate::kept::{self, Kept};
 use crate::lost::Lost;
 use crate::register::Register;
+use crate::results::Results;
 use crate::worker::{FIRST, SESSION};
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::{Interrupt, reborrowed};
@@ -117,30 +123,20 @@ impl Command<'_> {
             Callee::Named(name) => Value::from(name),
             Callee::Held(register) => register.value(worker),
         };
-        let mut items = vec![Value::Int(number.cast_signed()), self.count(), held.to_fill(), callee];
+        let count = kept::count(self.args.map(Args::len));
+        let mut items = vec![Value::Int(number.cast_signed()), count, held.to_fill(), callee];
         let (args, parts) = self.args.map(|args| args.of_worker(worker)).unwrap_or_default();
         items.extend(args);
         (Value::List(items), parts)
     }
 
-    /// Adds it to what this worker gets, if it is short.
-    fn write(&self, worker: usize, held: &Ref, number: u64, list: &mut ArgList) -> Result<()> {
-        if list.is_empty() {
-            list.reserve(BATCH_MAX * 4, BATCH_MAX * 2);
-            list.push(&Value::Int(number.cast_signed()))?;
+    /// Sees to it that its registers have names.
+    fn draw(&self, commands: &Commands) -> Result<()> {
+        if let Callee::Held(register) = self.callee {
+            register.results().refs(commands)?;
         }
-        list.push(&self.count())?;
-        list.push_to_fill(held)?;
-        match self.callee {
-            Callee::Named(name) => list.push(&Value::from(name))?,
-            Callee::Held(register) => register.write(worker, list)?,
-        }
-        self.args.map_or(Ok(()), |args| args.write(worker, list))
-    }
-
-    /// How many arguments it has, if its function is called.
-    fn count(&self) -> Value {
-        self.args.map_or(Value::None, |args| Value::Int(args.len() as i64))
+        let mut registers = self.args.into_iter().flat_map(Args::registers);
+        registers.try_for_each(|register| register.results().refs(commands).map(drop))
     }
 
     /// Refuses what is too long for a message to this worker.
@@ -179,12 +175,12 @@ impl Command<'_> {
 struct Turn {
     /// The number of the last command.
     number: u64,
-    /// By worker: commands, with the registers in them.
-    kept: Vec<ArgList>,
-    count: usize,
-    /// Lists that were kept when the session broke. They go once the turn is over, for they may hold the last handles
-    /// to objects of this node, and their drops may do anything.
-    dropped: Vec<ArgList>,
+    kept: Kept,
+    /// What is kept may get names when it leaves.
+    draws_later: bool,
+    /// By worker: memory for what it gets.
+    lists: Vec<ArgList>,
+    dropped: Dropped,
     /// Questions of how far the workers have come, each to all of them.
     marks: VecDeque<Vec<(u32, Work<Answer>)>>,
     /// When the last one came that found none kept, or when what was kept left in time.
@@ -192,14 +188,27 @@ struct Turn {
     is_timed: bool,
 }
 
+/// What has left, and what was not sent when the session broke. It goes once the turn is over, for it may hold the last
+/// handles to objects of this node, and their drops may do anything.
+#[derive(Default)]
+struct Dropped {
+    kept: Vec<Kept>,
+    lists: Vec<ArgList>,
+}
+
 impl Turn {
     /// Whether the command that comes now comes soon after another one: behind those that are kept, or shortly after
     /// the last one that was not.
     fn is_burst(&mut self) -> bool {
-        self.count > 0 || {
+        !self.kept.is_empty() || {
             let now = clock::now();
             self.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) < BURST_SPAN)
         }
+    }
+
+    /// The number of the first command of these, which are the last ones.
+    fn first_of(&self, kept: &Kept) -> u64 {
+        self.number + FIRST - kept.len() as u64
     }
 }
 
@@ -218,8 +227,8 @@ pub(crate) struct Commands {
 impl Commands {
     pub(crate) fn new(mesh: Mesh, lost: Arc<Lost>) -> Arc<Self> {
         let workers: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
-        let kept = workers.iter().map(|_| Default::default()).collect();
-        let turn = Mutex::new(Turn { kept, ..Turn::default() });
+        let lists = workers.iter().map(|_| ArgList::default()).collect();
+        let turn = Mutex::new(Turn { lists, ..Turn::default() });
         let (is_closed, broken) = Default::default();
         Arc::new(Self { mesh, workers, lost, turn, is_closed, broken })
     }
@@ -255,23 +264,21 @@ impl Commands {
         }
         // Whoever issues a command has done so, or has seen the mark.
         let mut turn = self.turn.lock();
-        turn.count = 0;
-        let kept: Vec<_> = turn.kept.iter_mut().map(std::mem::take).enumerate().collect();
+        let kept = std::mem::take(&mut turn.kept);
+        kept.draw_wanted(self);
         let has_room = |worker: usize| self.mesh.room(self.workers[worker], SESSION, None);
         // One that is stuck holds up nobody else. What it does not get breaks the registers that it was to fill.
-        let (ready, late): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(worker, _)| has_room(*worker).is_done());
-        let mut lists = ready.into_iter().chain(late);
-        for (worker, mut list) in lists.by_ref() {
-            let is_due = !list.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false);
-            let sent = if is_due { self.send_list(worker, &mut list) } else { Ok(()) };
-            turn.dropped.push(list);
-            if let Err(error) = sent {
+        let workers = (0..self.workers.len()).filter(|_| !kept.is_empty());
+        let (ready, late): (Vec<_>, Vec<_>) = workers.partition(|worker| has_room(*worker).is_done());
+        for worker in ready.into_iter().chain(late) {
+            let is_due = has_room(worker).wait_until(Some(until), None).unwrap_or(false);
+            if is_due && let Err(error) = self.send_list(&mut turn, worker, &kept) {
                 // The end of the session tells it.
                 let _ = self.break_off(&mut turn, worker, "its last commands", error);
                 break;
             }
         }
-        turn.dropped.extend(lists.map(|(_, list)| list));
+        turn.dropped.kept.push(kept);
         Self::end_turn(turn);
         true
     }
@@ -282,7 +289,7 @@ impl Commands {
         command: &Command<'_>,
         timeout: Option<Duration>,
         pause: Pause<'_>,
-    ) -> Result<Vec<Option<Ref>>> {
+    ) -> Result<Arc<Results>> {
         let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut turn = self.take_turn(until, pause)?;
         let issued = self.issue_in(&mut turn, command, until, pause);
@@ -296,10 +303,10 @@ impl Commands {
         command: &Command<'_>,
         until: Option<Instant>,
         pause: Pause<'_>,
-    ) -> Result<Vec<Option<Ref>>> {
+    ) -> Result<Arc<Results>> {
         self.check(0).map_err(|error| error.operation(command.name()))?;
         let is_kept = turn.is_burst() && command.is_short();
-        if !is_kept || turn.count >= BATCH_MAX {
+        if !is_kept || turn.kept.len() >= BATCH_MAX {
             self.flush(turn, until, pause)?;
         }
         if !is_kept {
@@ -308,13 +315,13 @@ impl Commands {
         if (turn.number + 1).is_multiple_of(MARK_EVERY) {
             self.mark(turn, until, pause)?;
         }
-        let refs = self.draw()?;
+        command.draw(self)?;
         if is_kept {
-            self.keep(turn, command, &refs)?;
-        } else {
-            self.send_to_all(turn, command, &refs)?;
+            return self.keep(turn, command);
         }
-        Ok(refs)
+        let refs = self.draw()?;
+        self.send_to_all(turn, command, &refs)?;
+        Ok(Results::drawn(refs))
     }
 
     /// Ends a turn, and only then drops what it has left: that may do anything.
@@ -325,19 +332,15 @@ impl Commands {
     }
 
     /// Keeps a command for others to come.
-    fn keep(self: &Arc<Self>, turn: &mut Turn, command: &Command<'_>, refs: &[Option<Ref>]) -> Result<()> {
-        turn.number += 1;
-        let number = turn.number;
-        for (worker, held) in refs.iter().enumerate() {
-            let Some(held) = held else { continue };
-            if let Err(error) = command.write(worker, held, number, &mut turn.kept[worker]) {
-                // Half of it may be written behind others that are kept.
-                let what = format!("command {number}{}", command.title());
-                return Err(self.break_off(turn, worker, &what, error));
-            }
+    fn keep(self: &Arc<Self>, turn: &mut Turn, command: &Command<'_>) -> Result<Arc<Results>> {
+        if turn.kept.is_empty() {
+            turn.draws_later = self.mesh.can_promise(&self.workers, BATCH_MAX);
         }
-        turn.count += 1;
-        self.time(turn)
+        let results = if turn.draws_later { Results::undrawn() } else { Results::drawn(self.draw()?) };
+        turn.kept.push(command, &results)?;
+        turn.number += 1;
+        self.time(turn)?;
+        Ok(results)
     }
 
     /// Sends a command to all workers that live.
@@ -382,9 +385,8 @@ impl Commands {
         let error = error.context(format_args!("the session is broken: worker {worker} has not got {what}"));
         let error = error.hint("the workers would not do the same any more; shut it down, and begin another one");
         let error = self.broken.get_or_init(|| error).clone();
-        turn.count = 0;
-        let kept = turn.kept.iter_mut().map(std::mem::take);
-        turn.dropped.extend(kept);
+        let kept = std::mem::take(&mut turn.kept);
+        turn.dropped.kept.push(kept);
         self.tell_broken();
         error
     }
@@ -425,7 +427,7 @@ impl Commands {
     }
 
     fn flush(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
-        if turn.count == 0 {
+        if turn.kept.is_empty() {
             return Ok(());
         }
         self.await_rooms(until, pause)?;
@@ -434,36 +436,38 @@ impl Commands {
 
     /// Sends what was kept, for which all have room.
     fn send_kept(&self, turn: &mut Turn) -> Result<()> {
-        let count = std::mem::take(&mut turn.count) as u64;
-        for worker in 0..turn.kept.len() {
-            if turn.kept[worker].is_empty() {
-                continue;
-            }
-            let sent = self.send_list(worker, &mut turn.kept[worker]);
-            if !turn.kept[worker].is_empty() {
-                let unsent = std::mem::take(&mut turn.kept[worker]);
-                turn.dropped.push(unsent);
-            }
-            if let Err(error) = sent {
+        let kept = std::mem::take(&mut turn.kept);
+        if kept.is_empty() {
+            return Ok(());
+        }
+        kept.draw_wanted(self);
+        let sent = (0..self.workers.len()).try_for_each(|worker| {
+            self.send_list(turn, worker, &kept).map_err(|error| {
                 // Even if no worker has got any: their callers have their registers, and take them for issued.
-                let (first, last) = (turn.number + FIRST - count, turn.number);
+                let (first, last) = (turn.first_of(&kept), turn.number);
                 let what =
                     if first == last { format!("command {last}") } else { format!("commands {first} to {last}") };
-                return Err(self.break_off(turn, worker, &what, error));
-            }
-        }
-        Ok(())
+                self.break_off(turn, worker, &what, error)
+            })
+        });
+        turn.dropped.kept.push(kept);
+        sent
     }
 
-    /// Sends what was kept for a worker. What it names is held until it has left; where it is not sent, because the
-    /// worker is gone or has failed before, it stays in the list.
-    fn send_list(&self, worker: usize, list: &mut ArgList) -> Result<()> {
+    /// Sends a worker what was kept, unless it is gone. What that names is held until it has left.
+    fn send_list(&self, turn: &mut Turn, worker: usize, kept: &Kept) -> Result<()> {
         let node = self.workers[worker];
         if self.lost.has(node) {
             return Ok(());
         }
         self.check_earlier(node)?;
-        let sent = self.mesh.cast_list(node, SESSION, COMMANDS, list);
+        let first = turn.first_of(kept);
+        let list = &mut turn.lists[worker];
+        let written = kept.write_to(list, worker, first);
+        let sent = written.and_then(|()| self.mesh.cast_list(node, SESSION, COMMANDS, list));
+        if !list.is_empty() {
+            turn.dropped.lists.push(std::mem::take(list));
+        }
         sent.or_else(|error| self.unless_lost(node, error))
     }
 
@@ -501,10 +505,10 @@ impl Commands {
     /// Sends what was kept unless that has to wait. Does not block.
     fn flush_in_time(&self) -> bool {
         let Some(mut turn) = self.turn.try_lock() else { return false };
-        let is_ready = turn.count == 0 || self.have_room();
+        let is_ready = turn.kept.is_empty() || self.have_room();
         if is_ready {
             turn.is_timed = false;
-            if turn.count > 0 {
+            if !turn.kept.is_empty() {
                 // Who has issued so many is likely to go on.
                 turn.last = Some(clock::now());
             }
@@ -539,7 +543,7 @@ impl Commands {
     }
 
     /// Draws the registers of a command, one of each worker that lives. [`MARKS_MAX`] bounds those that are not filled.
-    fn draw(&self) -> Result<Vec<Option<Ref>>> {
+    pub(crate) fn draw(&self) -> Result<Vec<Option<Ref>>> {
         if !self.lost.is_any() {
             let (drawn, refusals) = self.mesh.promise_each(&self.workers);
             refusals.into_iter().try_for_each(|(node, error)| self.unless_lost(node, error))?;
@@ -635,6 +639,7 @@ impl Commands {
 mod tests {
     use super::*;
     use crate::{Function, Held, Session, Worker, register_function};
+    use std::sync::atomic::AtomicU64;
 
     static IS_DROPPED: AtomicBool = AtomicBool::new(false);
 
@@ -659,10 +664,9 @@ mod tests {
         let made = session.call_named("probe", &Args::new(), None, &mut |blocking| blocking(None)).unwrap();
         session.sync_all(None).unwrap();
         let mut turn = commands.turn.lock();
-        let refs = commands.draw().unwrap();
         let args = Args::new().register(&made);
         let command = Command { callee: Callee::Named("probe"), args: Some(&args) };
-        commands.keep(&mut turn, &command, &refs).unwrap();
+        commands.keep(&mut turn, &command).unwrap();
         // What is kept has the last handle to it.
         drop((args, made));
         session.mesh().cast(commands.workers[0], SESSION, "no such", Value::None).unwrap();
@@ -672,5 +676,45 @@ mod tests {
         Commands::end_turn(turn);
         assert!(IS_DROPPED.load(SeqCst));
         session.shutdown().expect_err("it is broken");
+    }
+
+    /// An object that counts how many of its worker live together.
+    struct Living(&'static AtomicU64);
+
+    impl Drop for Living {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, SeqCst);
+        }
+    }
+
+    #[test]
+    fn what_nobody_holds_has_no_name_and_is_let_go_behind_its_command() {
+        static LIVING: [(AtomicU64, AtomicU64); 2] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 2];
+        let make = |_| {
+            let (living, most) = &LIVING[Worker::current()?.id as usize];
+            most.fetch_max(living.fetch_add(1, SeqCst) + 1, SeqCst);
+            Ok(Held::Object(Arc::new(Living(living))))
+        };
+        register_function(Function::new("make", make)).unwrap();
+        let session = Session::threads(2, 1).unwrap();
+        let commands = &session.0.commands;
+        let none = Args::new();
+        let command = Command { callee: Callee::Named("make"), args: Some(&none) };
+        let mut turn = commands.turn.lock();
+        let all: Vec<_> = (0..100).map(|_| commands.keep(&mut turn, &command).unwrap()).collect();
+        let known: Vec<_> = all.iter().map(Arc::downgrade).collect();
+        let held = all.into_iter().nth(7).unwrap();
+        commands.send_kept(&mut turn).unwrap();
+        for (number, known) in known.iter().enumerate() {
+            let has_name = known.upgrade().is_some_and(|results| results.of(1).is_some());
+            assert_eq!(has_name, number == 7, "command {number}");
+        }
+        Commands::end_turn(turn);
+        session.sync_all(None).unwrap();
+        for (living, most) in &LIVING {
+            assert_eq!((living.load(SeqCst), most.load(SeqCst)), (1, 2), "one is held");
+        }
+        drop(held);
+        session.shutdown().unwrap();
     }
 }

@@ -1,10 +1,11 @@
 //! Names of results that stay on the workers.
 
 use crate::held::{Held, Slot};
+use crate::results::Results;
 use crate::session::Shared;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{ArgList, Call, Ref};
+use sheave_mesh::{Call, Ref};
 use sheave_net::{Part, Parts};
 use sheave_rpc::{FromValue, IntoValue};
 use sheave_tensor::{Mode, Tensor};
@@ -19,23 +20,19 @@ use std::time::Duration;
 /// It keeps the session's workers running for as long as it lives, unless that is
 /// [shut down](crate::Session::shutdown).
 #[derive(Clone)]
-pub struct Register(Arc<Inner>);
-
-struct Inner {
+pub struct Register {
+    // Its drop is said before the session may end.
+    results: Arc<Results>,
     session: Arc<Shared>,
-    /// By worker; none of one that was gone.
-    refs: Vec<Option<Ref>>,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        Ref::drop_all(std::mem::take(&mut self.refs).into_iter().flatten());
-    }
 }
 
 impl Register {
-    pub(crate) fn new(session: &Arc<Shared>, refs: Vec<Option<Ref>>) -> Self {
-        Self(Arc::new(Inner { session: Arc::clone(session), refs }))
+    pub(crate) fn new(session: &Arc<Shared>, results: Arc<Results>) -> Self {
+        Self { results, session: Arc::clone(session) }
+    }
+
+    pub(crate) fn results(&self) -> &Arc<Results> {
+        &self.results
     }
 
     /// Fetches the value that a worker has there, once the worker has done all commands that were issued before.
@@ -83,7 +80,7 @@ impl Register {
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<(Value, Vec<Tensor>)> {
         let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, method, Call::of(name), timeout, interrupt)?;
+        let answer = self.session.ask(worker, method, Call::of(name), timeout, interrupt)?;
         Ok((answer.value, answer.tensors))
     }
 
@@ -121,8 +118,8 @@ impl Register {
     /// As [`Register::get`] but for what cannot be fetched, and what `interrupt` says.
     pub fn local(&self, timeout: Option<Duration>, interrupt: Option<Interrupt<'_>>) -> Result<Held> {
         self.name(0)?;
-        self.0.session.ask(0, "sync", Call::default(), timeout, interrupt)?;
-        let Some(Some(own)) = self.0.refs.first() else { return Err(self.0.session.gone(0)) };
+        self.session.ask(0, "sync", Call::default(), timeout, interrupt)?;
+        let Some(own) = self.results.of(0) else { return Err(self.session.gone(0)) };
         let slot: Arc<Slot> = own.get().map_err(|error| error.operation("local"))?;
         let held = slot.0.lock().clone();
         Ok(held)
@@ -154,39 +151,31 @@ impl Register {
         let Held::Value(value, tensors) = Held::of(value) else { unreachable!("values are made of values") };
         let tensors: Parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Copy)).collect();
         let call = Call { tensors, ..Call::of(Value::List(vec![name, value])) };
-        self.0.session.ask(worker, "set", call, timeout, interrupt).map(drop)
+        self.session.ask(worker, "set", call, timeout, interrupt).map(drop)
     }
 
     /// What names it on this worker.
     fn name(&self, worker: u32) -> Result<Value> {
-        self.0.session.check(worker)?;
-        match self.0.refs.get(worker as usize) {
+        self.session.check(worker)?;
+        match self.refs()?.get(worker as usize) {
             Some(Some(held)) => Ok(held.value()),
-            _ => Err(self.0.session.gone(worker)),
+            _ => Err(self.session.gone(worker)),
         }
     }
 
-    /// What this node holds of it on that worker.
-    pub(crate) fn held(&self, worker: usize) -> Option<&Ref> {
-        self.0.refs.get(worker)?.as_ref()
+    /// What names it, by worker.
+    pub(crate) fn refs(&self) -> Result<&[Option<Ref>]> {
+        self.results.refs(&self.session.commands)
     }
 
-    /// Adds what names it on this worker to a command; nothing of a worker that is gone.
-    pub(crate) fn write(&self, worker: usize, list: &mut ArgList) -> Result<()> {
-        match self.held(worker) {
-            Some(held) => list.push_ref(held),
-            None => list.push(&Value::None),
-        }
-    }
-
-    /// As [`Register::name`], for a command; nothing of a worker that is gone.
+    /// As [`Register::name`], for a command, once there are names; nothing of a worker that is gone.
     pub(crate) fn value(&self, worker: usize) -> Value {
-        self.0.refs.get(worker).and_then(Option::as_ref).map_or(Value::None, Ref::value)
+        self.results.of(worker).map_or(Value::None, Ref::value)
     }
 
     /// Refuses a register of another session.
     pub(crate) fn check(&self, session: &Arc<Shared>) -> Result<()> {
-        if Arc::ptr_eq(&self.0.session, session) {
+        if Arc::ptr_eq(&self.session, session) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::InvalidArgument, "a register of another session")
@@ -196,6 +185,6 @@ impl Register {
 
 impl fmt::Debug for Register {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Register").field("workers", &self.0.refs.len()).finish_non_exhaustive()
+        f.debug_struct("Register").field("workers", &self.session.commands.workers().len()).finish_non_exhaustive()
     }
 }

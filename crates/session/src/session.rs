@@ -5,13 +5,14 @@ use crate::commands::{Callee, Command, Commands, Pause};
 use crate::lost::Lost;
 use crate::nodes::NODE;
 use crate::register::Register;
+use crate::results::Results;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, introduction};
 use parking_lot::Mutex;
 use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
-use sheave_mesh::{Answer, Call, Mesh, Ref};
+use sheave_mesh::{Answer, Call, Mesh};
 use sheave_wire::Value;
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +119,7 @@ impl Session {
     /// As [`Session::function`], and what `pause` says.
     pub fn function_pausing(&self, name: &str, pause: Pause<'_>) -> Result<Register> {
         let command = Command { callee: Callee::Named(name), args: None };
-        self.0.issue(&command, None, pause).map(|refs| Register::new(&self.0, refs))
+        self.0.issue(&command, None, pause).map(|results| Register::new(&self.0, results))
     }
 
     /// Has all workers call a function, each with its own values of the registers among the arguments. Does not wait
@@ -162,7 +163,7 @@ impl Session {
         std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
         let command = Command { callee: Callee::Held(function), args: Some(args) };
-        self.0.issue(&command, timeout, pause).map(|refs| Register::new(&self.0, refs))
+        self.0.issue(&command, timeout, pause).map(|results| Register::new(&self.0, results))
     }
 
     /// Waits until a worker has done all commands that were issued before. After `timeout` this fails, and the commands
@@ -261,7 +262,7 @@ impl Shared {
         command: &Command<'_>,
         timeout: Option<Duration>,
         pause: Pause<'_>,
-    ) -> Result<Vec<Option<Ref>>> {
+    ) -> Result<Arc<Results>> {
         self.commands.issue(command, timeout, pause)
     }
 

@@ -155,17 +155,21 @@ type Item<'a> = (&'a Value, Option<&'a Ref>);
 
 /// A command.
 struct Command<'a> {
-    fill: &'a Value,
+    /// Nothing, if nobody wants what comes of it.
+    fill: Option<&'a Value>,
     callee: Item<'a>,
     /// Without them the function is not called, but is the result.
     args: Option<SmallVec<[Item<'a>; 4]>>,
 }
 
-/// Reads commands, which stand one behind the other: how many arguments, the register to fill, the function, and the
-/// arguments. The handles to registers come beside them, so nothing is looked up.
+/// Reads commands, which stand one behind the other: how many arguments, the register to fill, the function, or that it
+/// is the one of the command before, and the arguments. The handles to registers come beside them, so nothing is looked
+/// up.
 struct Reader<'a> {
     items: &'a [Value],
     refs: slice::Iter<'a, Ref>,
+    /// The function of the last one.
+    callee: Option<Item<'a>>,
 }
 
 impl<'a> Reader<'a> {
@@ -178,8 +182,12 @@ impl<'a> Reader<'a> {
         };
         self.items = rest;
         let (fill, _) = self.item()?;
-        let callee = self.item()?;
+        let callee = match self.item()? {
+            (Value::Bool(true), _) => self.callee.ok_or_else(unreadable)?,
+            callee => *self.callee.insert(callee),
+        };
         let args = count.map(|count| (0..count).map(|_| self.item()).collect::<Result<_>>()).transpose()?;
+        let fill = Some(fill).filter(|fill| !matches!(fill, Value::None));
         Ok(Command { fill, callee, args })
     }
 
@@ -239,7 +247,7 @@ impl Desk {
     fn act_all(&self, arguments: &Arguments<'_>, promises: &Promises) -> Result<()> {
         let Value::List(items) = arguments.args else { return Err(unreadable()) };
         let [Value::Int(number), commands @ ..] = items.as_slice() else { return Err(unreadable()) };
-        let mut reader = Reader { items: commands, refs: arguments.refs.iter() };
+        let mut reader = Reader { items: commands, refs: arguments.refs.iter(), callee: None };
         let (mut number, mut settled) = (number.cast_unsigned(), Ok(()));
         self.abort.check_gap(self.next.load(Relaxed), number).map_err(|error| self.named(error))?;
         while !reader.items.is_empty() {
@@ -255,9 +263,8 @@ impl Desk {
         settled
     }
 
-    /// Fills the register of a command with what comes of it, or poisons it.
+    /// Fills the register of a command with what comes of it, or poisons it. Where nobody wants that it goes at once.
     fn fill(&self, command: &Command<'_>, number: u64, tensors: &[Tensor], promises: &Promises) -> Result<()> {
-        let fill = command.fill;
         let run = || match (&command.callee, &command.args) {
             ((Value::Str(name), _), None) => functions::found(name.as_str()).map(Held::Function),
             (callee, Some(args)) => Self::call(callee, args, tensors),
@@ -265,13 +272,21 @@ impl Desk {
         };
         let made = contain::run(run);
         match made.unwrap_or_else(|text| Err(Error::new(ErrorKind::Remote, format!("it panicked: {text}")))) {
-            Ok(held) => promises.fulfil(fill, Slot::new(held)),
+            Ok(held) => match command.fill {
+                Some(fill) => promises.fulfil(fill, Slot::new(held)),
+                None => {
+                    drop(contain::Kept::new("a result that nobody wants", held));
+                    Ok(())
+                }
+            },
             Err(error) => {
                 let error = self.named(error).sequence(number);
-                let poisoned = if planted::strikes(Bug::PoisonLost) {
-                    promises.fulfil(fill, Slot::new(Held::default()))
-                } else {
-                    promises.poison(fill, &error)
+                let poisoned = match command.fill {
+                    Some(fill) if planted::strikes(Bug::PoisonLost) => {
+                        promises.fulfil(fill, Slot::new(Held::default()))
+                    }
+                    Some(fill) => promises.poison(fill, &error),
+                    None => Ok(()),
                 };
                 self.note(error);
                 poisoned

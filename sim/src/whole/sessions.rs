@@ -79,17 +79,17 @@ fn serve(steps: &Arc<Steps>) -> [String; 3] {
     let names = ["step", "give", "read"].map(|name| format!("{name} {run:08}"));
     let steps = Arc::clone(steps);
     let step = move |mut arguments: sheave_session::Arguments| {
-        let (number, unlucky): (u64, Vec<u32>) = (arguments.take()?, arguments.take()?);
+        let (number, unlucky): (u64, Option<u32>) = (arguments.take()?, arguments.take()?);
         let worker = Worker::current()?.id;
         steps.note(worker, number);
-        if unlucky.contains(&worker) {
+        if unlucky == Some(worker) {
             return Err(Error::new(ErrorKind::Mismatch, format!("planned {number}")));
         }
         Ok(sheave_session::Held::of(number))
     };
-    let give = Function::typed(&names[1], |(number, unlucky): (u64, Vec<u32>)| {
+    let give = Function::typed(&names[1], |(number, unlucky): (u64, Option<u32>)| {
         let worker = Worker::current()?.id;
-        if unlucky.contains(&worker) {
+        if unlucky == Some(worker) {
             return Err(Error::new(ErrorKind::Mismatch, format!("planned {number}")));
         }
         Tensor::from_slice(&[number, number * u64::from(worker)], [2])
@@ -171,11 +171,8 @@ impl Part {
     fn call(&mut self, step: &Register) {
         self.number += 1;
         let workers = self.session.workers();
-        let unlucky: Vec<u32> = match self.dice.below(6) {
-            0 => vec![self.dice.below(workers.into()) as u32],
-            _ => Vec::new(),
-        };
-        let mut args = Args::new().value(self.number).value(unlucky.clone());
+        let unlucky = (self.dice.below(6) == 0).then(|| self.dice.below(workers.into()) as u32);
+        let mut args = Args::new().value(self.number).value(unlucky);
         let (mut poisoned, mut is_shared) = (BTreeSet::new(), false);
         if !self.kept.is_empty() && self.dice.below(3) > 0 {
             let before = &self.kept[self.dice.below(self.kept.len() as u64) as usize];
@@ -200,17 +197,14 @@ impl Part {
         self.number += 1;
         self.sums += self.sum;
         let workers = self.session.workers();
-        let unlucky: Vec<u32> = match self.dice.below(4) {
-            0 => vec![self.dice.below(workers.into()) as u32],
-            _ => Vec::new(),
-        };
+        let unlucky = (self.dice.below(4) == 0).then(|| self.dice.below(workers.into()) as u32);
         let scope = if self.dice.below(2) == 0 { Scope::World } else { Scope::Group };
-        let args = Args::new().value(self.number).value(unlucky.clone());
+        let args = Args::new().value(self.number).value(unlucky);
         let given = self.judged("a call", self.session.call(give, &args));
         let sum =
             given.and_then(|given| self.judged("a sum", self.session.all_reduce(&given, None, Operator::Sum, scope)));
         let total = sum.and_then(|sum| self.judged("a call", self.session.call(read, &Args::new().register(&sum))));
-        let poisoned: BTreeSet<u32> = if unlucky.is_empty() { BTreeSet::new() } else { (0..workers).collect() };
+        let poisoned: BTreeSet<u32> = if unlucky.is_none() { BTreeSet::new() } else { (0..workers).collect() };
         poisoned.iter().for_each(|worker| self.untold[*worker as usize] = true);
         let Some(register) = total else { return };
         let number = self.number * (0..u64::from(workers)).sum::<u64>();

@@ -14,6 +14,17 @@ const USUAL_ITEM_BYTES: usize = 8;
 /// Memory that a list keeps for the next message.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
+/// Refuses what has more in it than its own bytes.
+fn check_plain(value: &Value) -> Result<()> {
+    match value {
+        Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) | Value::Bytes(_) => Ok(()),
+        other => {
+            let what = format!("a {} in a list of arguments; expected a number, a text or bytes", other.kind_name());
+            Err(Error::new(ErrorKind::InvalidArgument, what))
+        }
+    }
+}
+
 /// The arguments of a call that are a [`Value::List`], written item by item: for those who send many small things in
 /// one message, and many such messages. No values are made of them, and its references are not looked up.
 ///
@@ -71,16 +82,14 @@ impl ArgList {
     ///
     /// `InvalidArgument` for any other value, and as [`codec::encode`].
     pub fn push(&mut self, value: &Value) -> Result<()> {
-        match value {
-            Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) | Value::Bytes(_) => {
-                self.write(value)
-            }
-            other => {
-                let what =
-                    format!("a {} in a list of arguments; expected a number, a text or bytes", other.kind_name());
-                Err(Error::new(ErrorKind::InvalidArgument, what))
-            }
-        }
+        check_plain(value)?;
+        self.write(value)
+    }
+
+    /// Adds the items between two places, the second of which is not before the first one.
+    pub fn push_written(&mut self, written: &Written, from: Mark, to: Mark) {
+        self.items.extend_from_slice(&written.items[from.bytes..to.bytes]);
+        self.count += to.count - from.count;
     }
 
     /// Adds the name of an object, as [`Ref::value`]; the list keeps the reference.
@@ -112,6 +121,61 @@ impl ArgList {
         codec::encode_to(value, &mut self.items)?;
         self.count += 1;
         Ok(())
+    }
+}
+
+/// Items of lists that are the same in several of them, and are written once: numbers, texts and other values without
+/// values, tensors or references in them.
+///
+/// ```
+/// use sheave_mesh::{ArgList, Mark, Written};
+/// use sheave_wire::Value;
+///
+/// let (mut written, mut lists) = (Written::default(), [ArgList::default(), ArgList::default()]);
+/// written.push(&Value::from("the same"))?;
+/// for list in &mut lists {
+///     list.push_written(&written, Mark::default(), written.end());
+///     assert_eq!(list.len(), 1);
+/// }
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Written {
+    count: usize,
+    items: Vec<u8>,
+}
+
+/// A place between two items of a [`Written`]; the default one is in front of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mark {
+    count: usize,
+    bytes: usize,
+}
+
+impl Written {
+    /// Adds an item, as [`ArgList::push`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ArgList::push`]; then nothing is added.
+    pub fn push(&mut self, value: &Value) -> Result<()> {
+        check_plain(value)?;
+        let end = self.end();
+        codec::encode_to(value, &mut self.items).inspect_err(|_| self.items.truncate(end.bytes))?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Returns the place behind the last item.
+    #[must_use]
+    pub fn end(&self) -> Mark {
+        Mark { count: self.count, bytes: self.items.len() }
+    }
+
+    /// Takes away what is behind a place.
+    pub fn truncate(&mut self, end: Mark) {
+        self.count = self.count.min(end.count);
+        self.items.truncate(end.bytes);
     }
 }
 
@@ -149,6 +213,12 @@ impl Mesh {
         let mut asking = Asking::of_list(service.into(), Text::Shared(method.into()), control, names);
         asking.held = Some(refs);
         self.shared.send_one_way(to, asking)
+    }
+
+    /// Whether so many objects of each of these nodes can be promised, by the limits of this one.
+    #[must_use]
+    pub fn can_promise(&self, owners: &[NodeId], count: usize) -> bool {
+        self.shared.references.can_promise(owners, count)
     }
 
     /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them. There is

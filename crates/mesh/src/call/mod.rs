@@ -84,7 +84,7 @@ pub use answer::Answer;
 pub use callers::Callers;
 pub use contents::{Call, Leases};
 pub use lane::Lane;
-pub use list::ArgList;
+pub use list::{ArgList, Mark, Written};
 pub use method::{AnswerOf, CallOptions, Method, Methods, Room, TypedReply, TypedRequest, TypedService};
 pub use name::ServiceName;
 pub use service::{Reply, Request, Service};

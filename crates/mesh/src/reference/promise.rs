@@ -71,6 +71,19 @@ impl References {
         (drawn, refusals.into_iter().map(explained).collect())
     }
 
+    /// Whether so many names of each of these owners can be drawn, as far as the limits are concerned.
+    pub(crate) fn can_promise(&self, owners: &[NodeId], count: usize) -> bool {
+        let tables = self.tables.lock();
+        let more = |there: usize, most: usize, by: usize| count.saturating_mul(by) <= most.saturating_sub(there);
+        let open = |owner: &NodeId| tables.draws.get(owner).map_or(0, |(_, open)| *open);
+        let own = usize::from(owners.contains(&self.me));
+        let unfilled = tables.unfilled.get(&self.me).copied().unwrap_or_default();
+        more(tables.holds.len(), self.bounds.held, owners.len() - own)
+            && more(tables.owned.len(), self.bounds.owned, own)
+            && more(unfilled, self.bounds.promised, own)
+            && owners.iter().all(|owner| more(open(owner), self.bounds.promised, 1))
+    }
+
     fn draw(self: &Arc<Self>, tables: &mut Tables, owner: NodeId) -> std::result::Result<Ref, Refusal> {
         let members = self.members.get().filter(|members| members.has(owner));
         let rank = members.and_then(|members| members.rank(self.me)).ok_or_else(|| {

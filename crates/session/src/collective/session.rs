@@ -6,6 +6,7 @@ use crate::args::Args;
 use crate::commands::{Callee, Command, Pause};
 use crate::held::{Held, Slot};
 use crate::register::Register;
+use crate::results::Results;
 use crate::session::Session;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Operator;
@@ -75,7 +76,7 @@ impl Session {
         let slot = Slot::new(Held::Value(Value::Tensor(0), vec![tensor.clone()]));
         let mut refs = vec![None; self.workers() as usize];
         refs[0] = Some(self.mesh().export(slot)?);
-        let target = Register::new(&self.0, refs);
+        let target = Register::new(&self.0, Results::drawn(refs));
         let args = Args::new().register(source).register(&target);
         self.call_named("sheave.copy_from_first", &args, None, pause).map(drop)
     }
@@ -302,7 +303,7 @@ impl Session {
         args.registers().try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
         let command = Command { callee: Callee::Named(name), args: Some(args) };
-        self.0.issue(&command, timeout, pause).map(|refs| Register::new(&self.0, refs))
+        self.0.issue(&command, timeout, pause).map(|results| Register::new(&self.0, results))
     }
 
     /// Returns the workers of each group.

@@ -8,6 +8,7 @@ mod common;
 mod broken;
 mod collectives;
 mod commands;
+mod dropped;
 mod interrupts;
 mod messages;
 mod shards;
