@@ -60,6 +60,12 @@ def pipelined(session, add):
     sync(session)
 
 
+def pipelined_kept(session, add):
+    kept = [session.call_packed(add, number) for number in range(PIPELINED)]
+    sync(session)
+    del kept
+
+
 def start(kind):
     begun = time.perf_counter_ns()
     session = begin(kind)
@@ -80,6 +86,7 @@ def measure(session, case, rounds, length_bytes):
     act, cut = {
         "call": (lambda: call(session, add), 1),
         "pipelined": (lambda: pipelined(session, add), PIPELINED),
+        "pipelined_kept": (lambda: pipelined_kept(session, add), PIPELINED),
         "fetch": (lambda: array.debug_get_from_remote(WORKERS - 1), 1),
     }[case]
     for _ in range(min(WARM_ROUNDS, rounds)):

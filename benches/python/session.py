@@ -4,8 +4,9 @@
 
 Arguments: a case, where the workers are, the number of rounds, and bytes. Prints a line: the bytes, and nanoseconds of
 every round. `call` calls a function on two workers and waits for both; `pipelined` calls it many times before it waits,
-and its time is that of one; `fetch` gets an array from the last worker, `fetch_shared` the memory of one that the
-session has made, which its processes share; `start` begins a session and waits for its first result.
+and its time is that of one; `pipelined_kept` keeps all registers until then; `fetch` gets an array from the last
+worker, `fetch_shared` the memory of one that the session has made, which its processes share; `start` begins a session
+and waits for its first result.
 """
 
 import os
@@ -74,6 +75,12 @@ def pipelined(session, add):
     session.sync()
 
 
+def pipelined_kept(session, add):
+    kept = [session.call(add, number) for number in range(PIPELINED)]
+    session.sync()
+    del kept
+
+
 def call(session, add):
     session.call(add, 1)
     session.sync()
@@ -88,6 +95,7 @@ def measure(session, case, rounds, length_bytes):
     act, cut = {
         "call": (lambda: call(session, add), 1),
         "pipelined": (lambda: pipelined(session, add), PIPELINED),
+        "pipelined_kept": (lambda: pipelined_kept(session, add), PIPELINED),
         "fetch": (lambda: array.get(WORKERS - 1), 1),
         "fetch_shared": (lambda: array.get(WORKERS - 1, share=True), 1),
     }[case]

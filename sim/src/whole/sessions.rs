@@ -23,6 +23,9 @@ use std::time::Duration;
 /// Registers that the controller keeps.
 const KEPT: usize = 6;
 
+/// A command with this text leaves alone; others are kept for each other.
+const LONG: &str = "a text that is longer than what commands may have that leave together with others behind them";
+
 /// Longer than a command may take where all are well.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -173,6 +176,9 @@ impl Part {
         let workers = self.session.workers();
         let unlucky = (self.dice.below(6) == 0).then(|| self.dice.below(workers.into()) as u32);
         let mut args = Args::new().value(self.number).value(unlucky);
+        if self.dice.below(2) == 0 {
+            args = args.value(LONG);
+        }
         let (mut poisoned, mut is_shared) = (BTreeSet::new(), false);
         if !self.kept.is_empty() && self.dice.below(3) > 0 {
             let before = &self.kept[self.dice.below(self.kept.len() as u64) as usize];

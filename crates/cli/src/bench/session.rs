@@ -71,8 +71,10 @@ pub(crate) struct Arguments {
 enum Case {
     /// A command, and a wait for all workers.
     Call,
-    /// Ten thousand commands and a wait for all workers: the time per command.
+    /// Ten thousand commands, of which no register is kept, and a wait for all workers: the time per command.
     Pipelined,
+    /// The same, and all registers are kept until the wait is over.
+    PipelinedKept,
     /// A tensor is fetched from the last worker.
     Fetch,
     /// The same, of which worker and controller see the same memory then.
@@ -98,6 +100,7 @@ impl Case {
         match self {
             Self::Call => "call",
             Self::Pipelined => "pipelined",
+            Self::PipelinedKept => "pipelined_kept",
             Self::Fetch => "fetch",
             Self::FetchShared => "fetch_shared",
             Self::Start => "start",
@@ -109,7 +112,7 @@ impl Case {
     fn rounds(self) -> (u32, u32) {
         match self {
             Self::Call => (10_000, 300),
-            Self::Pipelined | Self::Start => (10, 3),
+            Self::Pipelined | Self::PipelinedKept | Self::Start => (10, 3),
             Self::Fetch | Self::FetchShared => (200, 20),
         }
     }
@@ -319,11 +322,11 @@ fn measured(case: Case, kind: Kind, workers: u32, rounds: u32, bytes: usize) -> 
             session.call(&add, &Args::new().value(1))?;
             session.sync_all(PATIENCE)
         }
-        Case::Pipelined => pipelined(session, &add),
+        Case::Pipelined | Case::PipelinedKept => pipelined(session, &add, case == Case::PipelinedKept),
         Case::FetchShared => tensor.fetch_shared(workers - 1, PATIENCE).map(drop),
         _ => tensor.fetch(workers - 1, PATIENCE).map(drop),
     };
-    let cut = if case == Case::Pipelined { u64::from(PIPELINED) } else { 1 };
+    let cut = if matches!(case, Case::Pipelined | Case::PipelinedKept) { u64::from(PIPELINED) } else { 1 };
     for _ in 0..WARM_ROUNDS.min(rounds) {
         round()?;
     }
@@ -338,9 +341,11 @@ fn measured(case: Case, kind: Kind, workers: u32, rounds: u32, bytes: usize) -> 
     Ok(times)
 }
 
-fn pipelined(session: &Session, add: &Register) -> Result<()> {
+fn pipelined(session: &Session, add: &Register, keeps: bool) -> Result<()> {
+    let mut kept = Vec::new();
     for number in 0..i64::from(PIPELINED) {
-        session.call(add, &Args::new().value(number))?;
+        let made = session.call(add, &Args::new().value(number))?;
+        kept.extend(Some(made).filter(|_| keeps));
     }
     session.sync_all(PATIENCE)
 }

@@ -99,7 +99,7 @@ fn every_case_of_a_session_is_measured() {
         assert!((0.1..10e6).contains(&value["p50_us"].as_f64().expect("a number")), "{line}");
         seen.push(format!("{} {}", named("case"), named("transport")));
     }
-    let cases = ["call", "pipelined", "fetch", "fetch_shared", "start"];
+    let cases = ["call", "pipelined", "pipelined_kept", "fetch", "fetch_shared", "start"];
     let of = |case: &str| ["threads", "processes", "sockets"].map(|kind| format!("{case} {kind}"));
     assert_eq!(seen, cases.map(of).concat());
 }
