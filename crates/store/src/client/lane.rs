@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::work::{Completer, Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{CallOptions, Mesh, WeakMesh};
+use sheave_mesh::{CallOptions, Mesh, Method, WeakMesh};
 use sheave_net::Parts;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -37,7 +37,7 @@ const IN_FLIGHT_BYTES: u64 = 4 << 20;
 /// Bytes that are captured and have not left. A model of this size waits for its network, whatever the order.
 const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
-/// How often a word is told again because another one's failure came in its place.
+/// How often a word is told again because another one's failure came in its place, or room while it was refused.
 const TELLS_MAX: usize = 4;
 
 pub(super) struct Lane {
@@ -167,30 +167,55 @@ pub(super) fn torn(error: &Error) -> Error {
 /// gets a sum with a part of it.
 pub(super) fn tell_torn(mesh: &Mesh, servers: &[NodeId], torn: Torn) {
     let torn = Arc::new(torn);
-    servers.iter().for_each(|server| tell_server(mesh, *server, &torn));
+    for server in servers {
+        tell_server::<Torn>(mesh, *server, &torn).unwrap_or_else(|error| notice_untold(mesh, *server, &error));
+    }
 }
 
 /// Tells one server. That takes no place among the calls that wait for answers, of which there may be none left. Where
 /// too many wait for the server to begin with them, it is told behind those. A store that counts pushes tells it once
 /// more when its worker closes it.
-fn tell_server(mesh: &Mesh, server: NodeId, torn: &Arc<Torn>) {
+pub(super) fn tell_server<M: Method>(mesh: &Mesh, server: NodeId, args: &Arc<M::Args>) -> Result<()>
+where
+    M::Args: Sync,
+{
+    let mut told = Ok(());
     for _ in 0..TELLS_MAX {
         // What an earlier word has failed with, because its store was closed, is not to be told in the place of this.
         let _ = mesh.check_one_way(server, SERVICE);
-        if mesh.tell::<Torn>(server, torn).is_ok() {
-            return;
+        told = mesh.tell::<M>(server, args);
+        if told.is_ok() {
+            break;
         }
+        let room = mesh.room(server, SERVICE, None);
+        if !room.is_done() {
+            tell_behind::<M>(mesh, server, args, &room);
+            return Ok(());
+        }
+        // There may be room by now.
+        room.taken()?;
     }
-    let room = mesh.room(server, SERVICE, None);
-    if room.is_done() {
-        return;
-    }
-    let (mesh, torn) = (mesh.downgrade(), Arc::clone(torn));
+    told
+}
+
+/// Tells a server once there is room for that.
+fn tell_behind<M: Method>(mesh: &Mesh, server: NodeId, args: &Arc<M::Args>, room: &Work<()>)
+where
+    M::Args: Sync,
+{
+    let (mesh, args) = (mesh.downgrade(), Arc::clone(args));
     room.on_complete(move |ended| {
-        if let (Ok(()), Some(mesh)) = (ended, mesh.upgrade()) {
-            tell_server(&mesh, server, &torn);
-        }
+        let Some(mesh) = mesh.upgrade() else { return };
+        let told = ended.clone().and_then(|()| tell_server::<M>(&mesh, server, &args));
+        told.unwrap_or_else(|error| notice_untold(&mesh, server, &error));
     });
+}
+
+/// Says that a server has not heard what it was to be told, where nobody waits for that. A lost one needs it no more.
+fn notice_untold(mesh: &Mesh, server: NodeId, error: &Error) {
+    if !matches!(error.kind(), ErrorKind::Closed) && !error.kind().is_loss() {
+        mesh.node().notice(&format!("server {server} could not be told how this worker stands to a store: {error}"));
+    }
 }
 
 impl Lane {

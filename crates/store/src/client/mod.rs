@@ -303,10 +303,19 @@ impl Client {
         self.lane.wait_for_room(&self.mesh, interrupt)
     }
 
-    /// Says something of the whole store to all servers, and waits for their answers.
+    /// Says something of the whole store to all servers, to each whatever becomes of the others, and waits for their
+    /// answers. Where there is no place for an answer the server is told one way: others wait until it has heard it.
     fn say_to_all<M: Method<Args = OfStore, Answer = ()>>(&self) -> Result<()> {
-        let calls = self.ask_all::<M>(&self.of_store())?;
-        calls.iter().try_for_each(|call| call.wait().map(drop))
+        let args = Arc::new(self.of_store());
+        let say = |server: &NodeId| match self.mesh.ask::<M>(*server, &args) {
+            Err(refused) if !refused.kind().is_loss() => {
+                lane::tell_server::<M>(&self.mesh, *server, &args).map(|()| None)
+            }
+            call => call.map(Some),
+        };
+        let calls: Vec<_> = self.servers.iter().map(say).collect();
+        let ended = calls.into_iter().map(|call| call?.map_or(Ok(()), |call| call.wait().map(drop)));
+        ended.collect::<Vec<Result<()>>>().into_iter().collect()
     }
 
     /// All of these calls. The first error cancels the others, so that an operation which needs a server that is gone

@@ -65,34 +65,53 @@ struct Begun {
     calls: Vec<Work<Told>>,
     unpacks: Vec<Unpack>,
     scatters: Vec<Scatter>,
+    /// The first of all.
     failure: Option<Error>,
+    /// The first that is no loss of a server: those who live must get what all other workers send them.
+    refusal: Option<Error>,
     ahead: Ahead,
     /// Whether a server has a part of a push, or waits for one.
     has_pushed: bool,
+    /// Whether a server that lives was to have a part of a push, and did not get it.
+    lacks_pushed: bool,
+    /// Whether a server is lost that was to have a part of anything.
+    has_lost: bool,
     /// If its slices are queued.
     announced: Option<Arc<Announced>>,
 }
 
 impl Begun {
-    /// Notes a call that was made, or why it could not be made.
-    fn add(&mut self, call: Result<(Work<Told>, Vec<Unpack>)>) -> bool {
+    /// Notes a call that was made, or why it could not be made, and whether it pushes.
+    fn add(&mut self, pushes: bool, call: Result<(Work<Told>, Vec<Unpack>)>) -> bool {
         match call {
             Ok((call, unpacks)) => {
                 self.calls.push(call);
                 self.unpacks.extend(unpacks);
+                self.has_pushed |= pushes;
                 true
             }
             Err(error) => {
+                if error.kind().is_loss() {
+                    self.has_lost = true;
+                } else {
+                    self.lacks_pushed |= pushes;
+                    self.refusal.get_or_insert_with(|| error.clone());
+                }
                 self.failure.get_or_insert(error);
                 false
             }
         }
     }
 
-    /// Why no more calls are made. Not because a server is gone: those who live must get what all other workers send
-    /// them.
-    fn refusal(&self) -> Option<&Error> {
-        self.failure.as_ref().filter(|error| !error.kind().is_loss())
+    /// Whether all that was to be pushed was, to all servers.
+    fn is_whole(&self) -> bool {
+        self.has_pushed && !self.lacks_pushed && !self.has_lost
+    }
+
+    /// Whether a call is still made, once another one was refused: only if it pushes what other servers have of a push
+    /// that is whole so far.
+    fn goes_on(&self, pushes: bool) -> bool {
+        self.refusal.is_none() || pushes && self.has_pushed && !self.lacks_pushed
     }
 }
 
@@ -243,12 +262,13 @@ impl Client {
         let _leases = copied.map(|part| part.tensor().read_lease(operation)).collect::<Result<Vec<_>>>()?;
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
         for Ready { server, update, options, unpacks, drafts } in ready {
+            let pushes = update.contributes();
+            if !begun.goes_on(pushes) {
+                continue;
+            }
             let call = self.mesh.ask_with::<Update>(server, &update, options);
-            if begun.add(call.map(|call| (call, unpacks))) {
-                begun.has_pushed |= update.contributes();
+            if begun.add(pushes, call.map(|call| (call, unpacks))) {
                 drafts.into_iter().for_each(Draft::leave);
-            } else if begun.refusal().is_some() {
-                break;
             }
         }
         self.finish(operation, keys, places, begun)
@@ -256,16 +276,23 @@ impl Client {
 
     /// The work of all calls of an operation.
     fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
-        let Begun { calls, unpacks, scatters, failure, ahead, has_pushed, announced } = begun;
-        if let Some(error) = failure {
-            // What was only asked for changes nothing there.
-            let is_torn = has_pushed && self.counts_pushes() && !error.kind().is_loss();
-            calls.iter().for_each(Work::cancel);
-            if is_torn && self.broken.set(torn(&error)).is_ok() {
-                self.tell_torn(&error);
+        let (is_whole, is_torn) = (begun.is_whole(), begun.has_pushed && begun.lacks_pushed && self.counts_pushes());
+        let Begun { calls, unpacks, scatters, failure, refusal, ahead, announced, .. } = begun;
+        let pushed_alone = match failure {
+            // Whoever were told that it has failed would push the same again.
+            Some(error) if is_whole => {
+                Some(error.context("what was pushed counts, and may not be pushed again; it could not be pulled"))
             }
-            return Err(error);
-        }
+            Some(error) => {
+                calls.iter().for_each(Work::cancel);
+                // What was only asked for changes nothing there.
+                if let Some(refusal) = refusal.filter(|refusal| is_torn && self.broken.set(torn(refusal)).is_ok()) {
+                    self.tell_torn(&refusal);
+                }
+                return Err(error);
+            }
+            None => None,
+        };
         let (completer, work) = self.mesh.node().pair(operation, None);
         let entry = self.outstanding.begin(keys, &work);
         let held = (ahead, entry);
@@ -275,6 +302,7 @@ impl Client {
         }
         joined.pass_to(completer, move |_| {
             drop(held);
+            pushed_alone.map_or(Ok(()), Err)?;
             let mut leases = places.into_leases()?;
             unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;
             scatters.into_iter().try_for_each(|scatter| scatter.run(&mut leases))
@@ -314,16 +342,16 @@ impl Client {
                 let begin = Begin { store: self.open.store, operation: announced.operation, slices: contributions };
                 let call = self.mesh.ask::<Begin>(self.servers[server], &begin);
                 call.iter().for_each(|call| announced.told(call));
-                match begun.add(call.map(|call| (call, Vec::new()))) {
-                    true => begun.has_pushed = true,
-                    false if begun.refusal().is_some() => break,
+                match begun.add(true, call.map(|call| (call, Vec::new()))) {
+                    true => {}
+                    false if begun.refusal.is_some() => break,
                     false => continue,
                 }
             }
             slices.iter_mut().for_each(|item| item.queue(self.counts_pushes()));
             items.extend(slices);
         }
-        if let Some(error) = begun.refusal().filter(|_| begun.has_pushed) {
+        if let Some(error) = begun.refusal.as_ref().filter(|_| begun.has_pushed) {
             self.lane.fail(&announced, error);
         }
         // After a failure nobody waits for what would be pulled.
@@ -428,5 +456,35 @@ impl Client {
             });
         }
         Ok(parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::work::pair;
+
+    #[test]
+    fn a_part_that_is_refused_after_another_server_was_lost_tears_its_push() {
+        let mut begun = Begun::default();
+        let (_completer, call) = pair("call");
+        assert!(begun.add(true, Ok((call, Vec::new()))));
+        assert!(!begun.add(true, Err(Error::new(ErrorKind::PeerLost, "a server is gone"))));
+        assert!(begun.goes_on(true) && begun.has_pushed && !begun.lacks_pushed, "those who live get their parts");
+        assert!(!begun.add(true, Err(Error::new(ErrorKind::LimitExceeded, "no room"))));
+        assert!(begun.lacks_pushed && !begun.goes_on(true), "the server that lives has no part");
+        assert_eq!(begun.refusal.as_ref().map(Error::kind), Some(ErrorKind::LimitExceeded));
+        // Its caller is told what came first.
+        assert_eq!(begun.failure.as_ref().map(Error::kind), Some(ErrorKind::PeerLost));
+    }
+    #[test]
+    fn a_push_is_not_whole_where_a_server_was_lost_after_a_pull_was_refused() {
+        let mut begun = Begun::default();
+        let (_completer, call) = pair("call");
+        assert!(begun.add(true, Ok((call, Vec::new()))));
+        assert!(!begun.add(false, Err(Error::new(ErrorKind::LimitExceeded, "no room"))));
+        assert!(begun.goes_on(true) && !begun.goes_on(false) && begun.is_whole(), "the rest of it is still to be sent");
+        assert!(!begun.add(true, Err(Error::new(ErrorKind::PeerLost, "a server is gone"))));
+        assert!(!begun.is_whole(), "the lost server has no part");
     }
 }

@@ -109,6 +109,34 @@ fn a_slice_that_cannot_be_sent_ends_its_push() {
     }
 }
 
+/// Those who push on wait for nobody, and meet nobody at the end.
+#[test]
+fn a_worker_that_can_make_no_more_calls_closes_its_store() {
+    job(2, 2, |mesh| {
+        let [first, second] = one_on_each();
+        let store = KvStore::open(mesh, Kind::DistSync).expect("all servers serve");
+        let both = |value: f32| [named(&first, 3, value), named(&second, 3, value)];
+        store.init(&both(0.0)).expect("they are new");
+        store.set_updater(Updater::Sum).expect("servers add");
+        store.barrier().expect("all are there");
+        store.set_barrier_before_exit(false);
+        if store.rank() == 0 {
+            // There is room for the word to one server.
+            let calls = wait_for_answers(mesh);
+            store.close().expect("all servers hear it");
+            meet(mesh);
+            calls.iter().for_each(Work::cancel);
+        } else {
+            let places = both(9.0);
+            let push = store.push_pull(&both(1.0), &places).expect("it is sent");
+            push.wait_timeout(SOON).expect("the other worker pushes no more");
+            assert_eq!(places.map(|(_, place)| place.to_vec::<f32>().expect("floats")[0]), [1.0, 1.0]);
+            store.close().expect("it is whole");
+            meet(mesh);
+        }
+    });
+}
+
 #[test]
 fn nobody_gets_a_sum_with_a_part_of_a_push_when_its_worker_closes_the_store() {
     const ELEMENTS: usize = 5000;
@@ -227,6 +255,36 @@ fn a_push_that_no_server_has_got_breaks_nothing() {
         wait(&store.push_pull(&both(1.0)[1..], &places).expect("it is whole")).expect("both have pushed");
         assert_eq!(places.map(|(_, place)| place.to_vec::<f32>().expect("floats")[0]), [2.0, 2.0]);
     });
+}
+
+/// Who takes it for failed pushes the same again.
+#[test]
+fn a_push_that_is_whole_counts_though_its_pull_is_refused() {
+    for kind in [Kind::DistSync, Kind::DistAsync] {
+        job(2, 2, move |mesh| {
+            let [first, second] = one_on_each();
+            let store = KvStore::open(mesh, kind).expect("all servers serve");
+            let both = |value: f32| [named(&first, 3, value), named(&second, 3, value)];
+            store.init(&both(0.0)).expect("they are new");
+            store.set_updater(Updater::Sum).expect("servers add");
+            store.barrier().expect("all are there");
+            if store.rank() == 0 {
+                let calls = wait_for_answers(mesh);
+                let places = [named(&second, 3, 9.0)];
+                let pushed = store.push_pull(&both(1.0)[..1], &places).expect("there is room for the push alone");
+                calls.iter().for_each(Work::cancel);
+                let error = pushed.wait_timeout(SOON).expect_err("nothing could be pulled");
+                assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
+                assert!(error.to_string().contains("may not be pushed again"), "{error}");
+            } else {
+                wait(&store.push(&both(1.0)[..1]).expect("it is sent")).expect("both push");
+            }
+            store.barrier().expect("the store is whole");
+            let places = both(9.0);
+            wait(&store.pull(&places).expect("it is sent")).expect("the servers live");
+            assert_eq!(places.map(|(_, place)| place.to_vec::<f32>().expect("floats")[0]), [2.0, 0.0]);
+        });
+    }
 }
 
 /// It has no room for calls that are answered, and does not close the store.
