@@ -16,6 +16,7 @@ use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
 use std::cell::{Cell, RefCell};
+use std::ptr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -23,8 +24,8 @@ use std::time::{Duration, Instant};
 /// Messages taken from one link before the others get a turn.
 const BUDGET: usize = 16;
 
-/// Turns of one link that the progress thread takes at a time.
-const SERVED_TURNS: usize = 8;
+/// Turns of one link that a thread takes at a time which does not wait for it.
+pub(crate) const SERVED_TURNS: usize = 8;
 
 /// Looks at the only link of a wait before it is polled for the first time, and again when a message has come: about
 /// as many as a round trip takes.
@@ -65,8 +66,8 @@ fn keeps_core_from_others<'a>(inner: &'a Inner, polling: &Polling<'_>, noted: &m
 }
 
 thread_local! {
-    /// The address of the node that this thread polls a link of.
-    static POLLS: Cell<usize> = const { Cell::new(0) };
+    /// The node that this thread polls a link of, or whose endpoints it lets attend; null if there is none.
+    static POLLS: Cell<*const Inner> = const { Cell::new(ptr::null()) };
 }
 
 thread_local! {
@@ -126,21 +127,30 @@ impl Drop for Leading<'_> {
 }
 
 /// This thread polls a link of a node, and lets its endpoints do what is due afterwards, until this is dropped.
-pub(crate) struct Polls(usize);
+pub(crate) struct Polls(*const Inner);
 
 impl Polls {
-    fn begin(inner: &Inner) -> Self {
-        Self(POLLS.replace(inner.address()))
+    /// Begins that. The caller drops the returned value before its borrow of the node ends.
+    pub(crate) fn begin(inner: &Inner) -> Self {
+        Self(POLLS.replace(inner))
     }
 
     /// It sleeps first, in a wait of something that was found, until this is dropped.
     pub(crate) fn pause() -> Self {
-        Self(POLLS.replace(0))
+        Self(POLLS.replace(ptr::null()))
     }
 
     /// Whether a poll goes on when this is dropped.
     pub(crate) fn is_pause_of_one(&self) -> bool {
-        self.0 != 0
+        !self.0.is_null()
+    }
+
+    /// Returns the node whose poll goes on when this is dropped.
+    pub(crate) fn paused(&self) -> Option<Arc<Inner>> {
+        // SAFETY: the caller that has begun that poll borrows the node, further up the stack of this thread, for longer
+        // than it is noted; while this lives that poll is paused, so the borrow lasts.
+        let inner = unsafe { self.0.as_ref() }?;
+        inner.weak.upgrade()
     }
 }
 
@@ -159,7 +169,7 @@ impl Node {
     pub fn attend_soon(&self, number: u8) {
         self.remind(number);
         // A thread that polls a link attends by itself right after.
-        if POLLS.get() != self.inner.address() {
+        if !ptr::eq(POLLS.get(), &*self.inner) {
             self.inner.progress.call();
         }
     }
@@ -169,11 +179,6 @@ impl Node {
 pub(crate) const BRIEF_ROUNDS: u32 = 64;
 
 impl Inner {
-    /// Tells this node from the others of its process.
-    pub(crate) fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     /// Whether it is the node of this handle.
     pub(crate) fn is_behind(&self, node: &Weak<Self>) -> bool {
         std::ptr::eq(node.as_ptr(), self)
@@ -427,7 +432,16 @@ impl Inner {
     /// meant for the leader may have been used up by the poll.
     pub(crate) fn settle(&self, entry: &Arc<Entry>) {
         if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
-            while !self.arm(entry) && self.poll(entry) {}
+            let is_settled = (0..SERVED_TURNS).any(|_| self.arm(entry) || !self.poll(entry));
+            self.leave_busy(is_settled);
+        }
+    }
+
+    /// Leaves what others feed as fast as it is polled to the leader, and rings it for that: a thread that only wants
+    /// to leave it armed would not come away.
+    pub(crate) fn leave_busy(&self, is_settled: bool) {
+        if !is_settled {
+            self.progress.call();
         }
     }
 

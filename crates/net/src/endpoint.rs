@@ -30,6 +30,7 @@
 //! more link, which is polled while threads wait, and armed before one sleeps ([`crate::progress`]). Whoever changes a
 //! word looks whether the other side is armed, and rings.
 
+use crate::drive::{Polls, SERVED_TURNS};
 use crate::link::{Arrival, Ground};
 use crate::message::Message;
 use crate::node::{Inner, Node};
@@ -306,6 +307,7 @@ impl Endpoints {
 impl Inner {
     /// Lets all endpoints do what is due. No lock may be held.
     pub(crate) fn attend(&self) {
+        let _polls = Polls::begin(self);
         if self.announced.take_room() {
             self.resume_paused();
         }
@@ -330,7 +332,8 @@ impl Inner {
     /// Leaves the endpoint as a sleeping leader expects it: armed, with nothing to do.
     pub(crate) fn settle_endpoint(&self, endpoint: &dyn Endpoint) {
         if self.progress.is_led() && self.endpoints.pollers.load(SeqCst) == 0 {
-            while !endpoint.arm() && endpoint.poll() {}
+            let is_settled = (0..SERVED_TURNS).any(|_| endpoint.arm() || !endpoint.poll());
+            self.leave_busy(is_settled);
         }
     }
 }
@@ -355,7 +358,7 @@ impl Node {
             return false;
         }
         self.inner.resume_paused();
-        self.inner.endpoints.attend();
+        self.inner.attend();
         true
     }
 

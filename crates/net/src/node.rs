@@ -717,7 +717,7 @@ impl Inner {
         }
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();
-        self.endpoints.attend();
+        self.attend();
         Ok(entry)
     }
 

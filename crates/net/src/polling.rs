@@ -155,6 +155,10 @@ pub(crate) fn put_aside() -> Option<Box<dyn Any>> {
         scope.settle(inner);
         inner.leave_due();
     }
+    // Not every poll is one of a wait.
+    if let Some(inner) = aside.polls.paused().filter(|inner| !inner.fork.is_stale()) {
+        inner.leave_due();
+    }
     let is_something = !aside.scopes.is_empty() || aside.polls.is_pause_of_one();
     is_something.then(|| Box::new(aside) as Box<dyn Any>)
 }

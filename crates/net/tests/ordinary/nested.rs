@@ -2,10 +2,12 @@
 
 use crate::support::*;
 use sheave_base::work::{Completer, Drive, driven};
-use sheave_base::{LinkId, Tag, Work};
-use sheave_net::{Endpoint, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Transport, inproc};
+use sheave_base::{LinkId, Result, Tag, Work};
+use sheave_net::{Admission, Arrival, Endpoint, Envelope, Ground, ListenConfig, Message, Node, NodeConfig, Outgoing};
+use sheave_net::{Transport, inproc};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// A node that sleeps on where it should not is woken by its next beat, and no test waits for that.
@@ -177,4 +179,159 @@ fn who_sleeps_in_a_wait_elsewhere_leaves_its_links_to_others() {
         is_relieved_within(&format!("{transport:?}, another"), &one, link, &other, back, Some(&third.driver()));
         is_relieved_within(&format!("{transport:?}, the same"), &one, link, &other, back, Some(&one.driver()));
     }
+}
+
+/// Begins a wait, and returns once its thread leads the node and sleeps in the kernel: it has armed everything.
+fn leads_asleep<'scope, T: Send + 'static>(
+    scope: &'scope Scope<'scope, '_>,
+    node: &Node,
+    work: &'scope Work<T>,
+) -> ScopedJoinHandle<'scope, Result<bool>> {
+    let parked = node.counts().waits_parked;
+    let (tell, told) = std::sync::mpsc::channel();
+    let waiting = scope.spawn(move || {
+        tell.send(std::fs::canonicalize("/proc/thread-self").expect("a thread")).expect("it listens");
+        work.wait_until(Some(Instant::now() + 2 * ENOUGH), None)
+    });
+    let stat = told.recv_timeout(LIMIT).expect("a thread").join("stat");
+    let is_asleep = || std::fs::read_to_string(&stat).expect("it lives").contains(") S ");
+    eventually("the sleep of the leader", || node.counts().waits_parked > parked && is_asleep());
+    waiting
+}
+
+const OTHER: u8 = 6;
+
+/// Waits for what the other endpoint does, which is due since this one has attended.
+struct Reminds {
+    node: Node,
+    is_open: AtomicBool,
+    has_refused: AtomicBool,
+    awaited: Mutex<Option<Work<()>>>,
+    heard: Mutex<Option<bool>>,
+}
+
+impl Endpoint for Reminds {
+    fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
+        if self.is_open.load(SeqCst) {
+            return Admission::Land(Ground::default());
+        }
+        self.has_refused.store(true, SeqCst);
+        Admission::Pause
+    }
+
+    fn attend(&self) {
+        let awaited = self.awaited.lock().unwrap().take_if(|_| self.is_open.load(SeqCst));
+        if let Some(awaited) = awaited {
+            self.node.remind(OTHER);
+            let outcome = awaited.wait_until(Some(Instant::now() + ENOUGH), None).expect("nothing interrupts it");
+            *self.heard.lock().unwrap() = Some(outcome);
+        }
+    }
+}
+
+/// Ends a work when it attends.
+#[derive(Default)]
+struct Ends(Mutex<Option<Completer<()>>>);
+
+impl Endpoint for Ends {
+    fn attend(&self) {
+        let completer = self.0.lock().unwrap().take();
+        completer.into_iter().for_each(|completer| completer.complete(Ok(())));
+    }
+}
+
+/// A thread that does not wait for a node has one of its endpoints attend, by a poll or without, and comes to sleep
+/// there. Another one, which leads and sleeps, attends to what is due meanwhile.
+fn leaves_what_is_due(what: &str, one: &Node, link: LinkId, other: &Node, back: LinkId, polls: bool) {
+    let (is_open, has_refused) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (awaited, heard) = (Mutex::new(None), Mutex::new(None));
+    let reminds = Arc::new(Reminds { node: one.clone(), is_open, has_refused, awaited, heard });
+    let ends = Arc::new(Ends::default());
+    let endpoints = [reminds.clone() as Arc<dyn Endpoint>, ends.clone(), Arc::new(Ends::default())];
+    assert!(one.register(NUMBER, &endpoints[0]) && one.register(OTHER, &endpoints[1]));
+    let (completer, work) = driven("test", None, None);
+    (*reminds.awaited.lock().unwrap(), *ends.0.lock().unwrap()) = (Some(work), Some(completer));
+    if polls {
+        let news = Outgoing::control(Envelope::of(NUMBER, Tag(0), 0), vec![1]);
+        other.send(back, news, Some(soon()), None).unwrap();
+        eventually("the pause of the link", || reminds.has_refused.load(SeqCst));
+    }
+    let outer = one.irecv(wanted(link, 1), Default::default()).expect("there is room");
+    std::thread::scope(|scope| {
+        let waiting = leads_asleep(scope, one, &outer);
+        reminds.is_open.store(true, SeqCst);
+        if polls {
+            one.resume();
+        } else {
+            one.remind(NUMBER);
+            assert!(one.register(OTHER + 1, &endpoints[2]));
+        }
+        eventually("the end of the inner wait", || reminds.heard.lock().unwrap().is_some());
+        let heard = reminds.heard.lock().unwrap().take();
+        assert_eq!(heard, Some(true), "{what}, polls: {polls}: nobody attended to what was due");
+        other.send(back, word(1), Some(soon()), None).unwrap();
+        assert!(waiting.join().unwrap().expect("the link stands"), "{what}: no ring for the outer wait");
+    });
+    endpoints.iter().for_each(|endpoint| one.unregister(endpoint));
+}
+
+#[test]
+fn who_sleeps_in_a_poll_that_is_none_of_a_wait_leaves_what_is_due_to_others() {
+    for (transport, polls) in [(Transport::Shm, true), (Transport::Tcp, true), (Transport::Shm, false)] {
+        let (one, other) = (node("one", transport), node("other", transport));
+        let address = other.listen(ListenConfig::default()).unwrap();
+        let link = one.connect(&address, soon()).unwrap();
+        let back = other.accept().wait_timeout(LIMIT).unwrap();
+        leaves_what_is_due(&format!("{transport:?}"), &one, link, &other, back, polls);
+    }
+}
+
+/// Has always something to do while it is fed.
+#[derive(Default)]
+struct Fed {
+    is_fed: AtomicBool,
+    polls: AtomicU64,
+}
+
+impl Endpoint for Fed {
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn poll(&self) -> bool {
+        self.polls.fetch_add(1, SeqCst);
+        self.is_fed.load(SeqCst)
+    }
+
+    fn arm(&self) -> bool {
+        !self.is_fed.load(SeqCst)
+    }
+}
+
+/// A thread that leaves what others feed for ever comes away, and whoever leads goes on with it.
+#[test]
+fn what_is_never_quiet_keeps_nobody_but_the_leader() {
+    let (one, other) = (node("one", Transport::Auto), node("other", Transport::Auto));
+    let (link, back) = inproc::connect(&one, &other).expect("two nodes");
+    let fed = Arc::new(Fed::default());
+    assert!(one.register(NUMBER, &(fed.clone() as Arc<dyn Endpoint>)));
+    let outer = one.irecv(wanted(link, 1), Default::default()).expect("there is room");
+    let (tell, told) = std::sync::mpsc::channel();
+    let comes_away = std::thread::scope(|scope| {
+        let waiting = leads_asleep(scope, &one, &outer);
+        fed.is_fed.store(true, SeqCst);
+        let visitor = one.clone();
+        scope.spawn(move || {
+            visitor.endpoint_waits();
+            tell.send(()).expect("it listens");
+        });
+        let comes_away = told.recv_timeout(ENOUGH).is_ok();
+        let polls = fed.polls.load(SeqCst);
+        eventually("a poll of the leader", || fed.polls.load(SeqCst) > polls);
+        fed.is_fed.store(false, SeqCst);
+        other.send(back, word(1), Some(soon()), None).unwrap();
+        assert!(waiting.join().unwrap().expect("the link stands"));
+        comes_away
+    });
+    assert!(comes_away, "it polled for as long as it was fed");
 }
