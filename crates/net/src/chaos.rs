@@ -575,6 +575,11 @@ impl Link for ChaosLink {
         self.fail_held(reason);
     }
 
+    fn give_up(&self, reason: &Error) {
+        self.inner.give_up(reason);
+        self.fail_held(reason);
+    }
+
     fn unsent(&self) -> usize {
         self.outbound.lock().held.len() + self.inner.unsent()
     }

@@ -431,6 +431,10 @@ impl Link for InprocLink {
         self.end(reason);
     }
 
+    fn give_up(&self, reason: &Error) {
+        self.end(reason);
+    }
+
     fn unsent(&self) -> usize {
         self.outbox.lock().outbox.len()
     }

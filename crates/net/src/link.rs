@@ -306,6 +306,9 @@ pub trait Link: Send + Sync {
         0
     }
 
+    /// Ends the link because this side cannot go on for this reason, and tells the peer so. Never blocks. Idempotent.
+    fn give_up(&self, reason: &Error);
+
     /// Ends the link without the peer's help, because it is gone. Wakes everybody who waits. Idempotent.
     fn abandon(&self, reason: &Error);
 }

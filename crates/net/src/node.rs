@@ -693,7 +693,8 @@ impl Inner {
     fn insert(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
         if let Err(error) = self.watch(&entry) {
-            entry.link.close(&error);
+            // For the peer the link stands: it is not to take this for an end in order.
+            entry.link.give_up(&error);
             self.links.remove(&entry, &error);
             return Err(error);
         }

@@ -544,6 +544,10 @@ impl Link for ShmLink {
         self.end(reason, CloseReason::Finished);
     }
 
+    fn give_up(&self, reason: &Error) {
+        self.end(reason, code_for(reason));
+    }
+
     fn unsent(&self) -> usize {
         let sending = self.sending.lock();
         sending.unsent() + self.lent.lock().uncopied(sending.producer.read_up_to())

@@ -350,6 +350,10 @@ impl Link for TcpLink {
         self.end(reason, CloseReason::Finished);
     }
 
+    fn give_up(&self, reason: &Error) {
+        self.end(reason, code_for(reason));
+    }
+
     fn unsent(&self) -> usize {
         self.write(|writing, _| writing.unsent())
     }
@@ -367,8 +371,10 @@ impl Link for TcpLink {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::progress::Watched;
     use crate::{Node, NodeConfig};
     use sheave_wire::{Header, Kind};
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
     fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -401,5 +407,30 @@ mod tests {
         // As a sender does that has looked for room.
         assert_eq!(link.unsent(), 0);
         eventually("a ring for the leader", || node.counts().progress_wakeups > wakeups);
+    }
+
+    struct Nobody;
+
+    impl Watched for Nobody {
+        fn ready(&self) {}
+    }
+
+    #[test]
+    fn a_peer_is_told_that_its_link_cannot_be_watched() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        theirs.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+        let (ours, _) = listener.accept().expect("it has connected");
+        let ours = OwnedFd::from(ours);
+        // Nobody can watch it twice.
+        node.inner.progress.watch(ours.as_fd(), Arc::new(Nobody)).expect("there is room");
+        crate::tcp::add(&node.inner, ours, Peer::named("peer"), &[], None).expect_err("it is watched");
+        let mut words = Vec::new();
+        theirs.read_to_end(&mut words).expect("it is closed");
+        let last = words.last_chunk::<64>().expect("a last word");
+        let last = Header::decode(last).expect("it is whole");
+        let code = u8::try_from(last.tag).ok().and_then(CloseReason::from_code);
+        assert_eq!((last.kind, code), (Kind::Close, Some(CloseReason::Failed)), "no end in order");
     }
 }
