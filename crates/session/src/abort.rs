@@ -6,12 +6,15 @@
 //! others may wait for the one that lacks something: they do no more commands, and give their groups up.
 //!
 //! A worker that finds a gap in the numbers of its commands, whatever has made it, does the same by itself, and tells
-//! whoever waits for it.
+//! whoever waits for it. It tells the other workers too, for it does not know in which groups they wait for it: they
+//! may have made theirs again since, with a command that it lacks or leaves out. They give them up, and do what needs
+//! none.
 
 use crate::collective::Communicators;
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Lane, Request, Service, ServiceName};
+use sheave_wire::Value;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -24,6 +27,8 @@ pub(crate) struct Abort {
     is_over: AtomicBool,
     /// The error that it has found out itself.
     found: OnceLock<Error>,
+    /// Why this worker meets no other one any more.
+    parted: OnceLock<Error>,
     communicators: Mutex<Weak<Communicators>>,
 }
 
@@ -47,20 +52,29 @@ impl Abort {
     pub(crate) fn govern(&self, communicators: &Arc<Communicators>) {
         *self.communicators.lock() = Arc::downgrade(communicators);
         // It may have broken meanwhile.
-        if self.is_over() {
-            communicators.cancel();
+        if let Some(why) = self.parted.get() {
+            communicators.cancel(why);
         }
     }
 
     /// Leaves the rest of the commands, and ends the operations that wait for other workers.
     pub(crate) fn begin(&self) {
-        self.give_up(Communicators::cancel);
+        self.end();
+        self.part("the session is broken: a command has not got to all workers");
     }
 
-    fn give_up(&self, cancel: fn(&Communicators)) {
-        self.end();
-        let communicators = self.communicators.lock().upgrade();
-        communicators.iter().for_each(|communicators| cancel(communicators));
+    /// Ends the operations that wait for other workers, and refuses those that are to come.
+    fn part(&self, why: &str) {
+        let error =
+            Error::new(ErrorKind::Cancelled, why.to_owned()).hint("shut the session down, and begin another one");
+        let error = self.parted.get_or_init(|| error);
+        if let Some(communicators) = self.communicators() {
+            communicators.cancel(error);
+        }
+    }
+
+    fn communicators(&self) -> Option<Arc<Communicators>> {
+        self.communicators.lock().upgrade()
     }
 
     /// Refuses a message whose first command has this number where another one was to come.
@@ -71,19 +85,26 @@ impl Abort {
             return Ok(());
         }
         let what = format!("command {number} has come where command {expected} was to come");
-        let error = Error::new(ErrorKind::Mismatch, what).hint("shut the session down, and begin another one");
+        let error = Error::new(ErrorKind::Mismatch, what.clone()).hint("shut the session down, and begin another one");
         let error = self.found.get_or_init(|| error).clone();
-        self.give_up(Communicators::cancel_alone);
+        self.end();
+        if let Some(communicators) = self.communicators() {
+            communicators.tell_others(&what);
+        }
+        self.part(&what);
         Err(error)
     }
 }
 
-/// Lets a worker hear that its session is broken, while it runs a command.
+/// Lets a worker hear that its session is broken, while it runs a command, or why another worker meets it no more.
 pub(crate) struct AbortService(pub(crate) Arc<Abort>);
 
 impl Service for AbortService {
     fn handle(&self, request: Request) {
-        self.0.begin();
+        match &request.args {
+            Value::Str(why) => self.0.part(why),
+            _ => self.0.begin(),
+        }
         request.reply.value(());
     }
 

@@ -1,11 +1,13 @@
 //! The groups of a worker, and the limit of their operations.
 
 use super::Scope;
+use crate::abort::ABORT;
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_collective::{Collectives, Communicator};
 use sheave_mesh::{Mesh, WeakMesh};
+use sheave_wire::Value;
 use std::fmt;
 use std::time::Duration;
 
@@ -30,17 +32,13 @@ struct Made {
     group: Option<Communicator>,
     /// By the number of the other worker.
     pairs: HashMap<u32, Communicator>,
-    /// The session is broken.
-    is_over: bool,
+    /// Why there are none any more.
+    parted: Option<Error>,
 }
 
 impl Made {
     fn check(&self) -> Result<()> {
-        if !self.is_over {
-            return Ok(());
-        }
-        let error = Error::new(ErrorKind::Cancelled, "the session is broken: a command has not got to all workers");
-        Err(error.hint("shut it down, and begin another one"))
+        self.parted.as_ref().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
@@ -141,13 +139,13 @@ impl Communicators {
         self.made.lock().limit = limit;
     }
 
-    /// Gives the groups up for all their members, and makes none any more: the session is broken. Others may wait in
-    /// those that this worker has not made yet.
-    pub(crate) fn cancel(&self) {
+    /// Gives the groups up for all their members, and makes none any more, for this reason. Others may wait in those
+    /// that this worker has not made yet.
+    pub(crate) fn cancel(&self, why: &Error) {
         drop((self.get(Scope::World), self.get(Scope::Group)));
         let (world, group, pairs) = {
             let mut made = self.made.lock();
-            made.is_over = true;
+            made.parted.get_or_insert_with(|| why.clone());
             let pairs: Vec<Communicator> = made.pairs.values().cloned().collect();
             (made.world.clone(), made.group.clone(), pairs)
         };
@@ -155,12 +153,13 @@ impl Communicators {
         world.into_iter().chain(group).chain(pairs).for_each(|communicator| communicator.cancel());
     }
 
-    /// As [`Communicators::cancel`], where the other workers do not know that anything is wrong: each of them may wait
-    /// for this one in a pair that this one has not made.
-    pub(crate) fn cancel_alone(&self) {
-        let others = (0..self.nodes.len() as u32).filter(|other| *other != self.id);
-        others.for_each(|other| drop(self.pair(other)));
-        self.cancel();
+    /// Tells the other workers that this one meets them no more, for what it is worth.
+    pub(crate) fn tell_others(&self, why: &str) {
+        let Ok(mesh) = self.mesh() else { return };
+        let why = format!("worker {}: {why}", self.id);
+        for node in self.nodes.iter().filter(|node| **node != mesh.me().node) {
+            let _ = mesh.cast(*node, ABORT, "", Value::from(why.as_str()));
+        }
     }
 
     /// Lets the groups go; others take their place.

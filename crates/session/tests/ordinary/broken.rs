@@ -291,3 +291,19 @@ fn who_waits_for_a_message_of_a_worker_that_lacks_commands_is_told() {
         session.shutdown().expect_err("worker 1 says so still");
     });
 }
+
+/// In groups that it knows nothing of, because it does nothing any more.
+#[test]
+fn who_waits_for_a_worker_that_lacks_commands_in_groups_made_again_is_told() {
+    each(|session| {
+        let (all_reduce, sums) = with_a_gap(session);
+        session.renew_collectives().unwrap();
+        sum(session, &all_reduce, 1.0).unwrap();
+        session.send_between(2, &sums, 1, None).unwrap();
+        for worker in [0, 2] {
+            let error = session.sync(worker, Some(SOON)).expect_err("worker 1 has given up");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "worker {worker}: {error}");
+        }
+        session.shutdown().expect_err("worker 1 says so still");
+    });
+}
