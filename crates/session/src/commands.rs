@@ -639,43 +639,66 @@ impl Commands {
 mod tests {
     use super::*;
     use crate::{Function, Held, Session, Worker, register_function};
+    use sheave_mesh::Request;
     use std::sync::atomic::AtomicU64;
 
-    static IS_DROPPED: AtomicBool = AtomicBool::new(false);
+    static IS_DROPPED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
     /// An object with a drop of its own, which might want a turn.
-    struct Probe;
+    struct Probe(usize);
 
     impl Drop for Probe {
         fn drop(&mut self) {
-            IS_DROPPED.store(true, SeqCst);
+            IS_DROPPED[self.0].store(true, SeqCst);
         }
+    }
+
+    /// Begins a session that keeps a command with the last handle to a probe, which `meet` has the first worker refuse.
+    fn refuses(number: usize, name: &'static str, meet: impl FnOnce(&Session) -> String) {
+        let probe = move |_| match Worker::current()?.id {
+            0 => Ok(Held::Object(Arc::new(Probe(number)))),
+            _ => Ok(Held::default()),
+        };
+        register_function(Function::new(name, probe)).unwrap();
+        let session = Session::threads(2, 1).unwrap();
+        let commands = &session.0.commands;
+        let made = session.call_named(name, &Args::new(), None, &mut |blocking| blocking(None)).unwrap();
+        session.sync_all(None).unwrap();
+        let mut turn = commands.turn.lock();
+        let args = Args::new().register(&made);
+        let command = Command { callee: Callee::Named(name), args: Some(&args) };
+        commands.keep(&mut turn, &command).unwrap();
+        drop((args, made));
+        let why = meet(&session);
+        let error = commands.send_kept(&mut turn).expect_err("it is refused");
+        assert!(error.to_string().contains(&why), "{error}");
+        assert!(!IS_DROPPED[number].load(SeqCst), "somebody has the turn");
+        Commands::end_turn(turn);
+        assert!(IS_DROPPED[number].load(SeqCst));
+        session.shutdown().expect_err("it is broken");
     }
 
     #[test]
     fn what_a_worker_refuses_is_dropped_when_the_turn_is_over() {
-        let probe = |_| match Worker::current()?.id {
-            0 => Ok(Held::Object(Arc::new(Probe))),
-            _ => Ok(Held::default()),
-        };
-        register_function(Function::new("probe", probe)).unwrap();
-        let session = Session::threads(2, 1).unwrap();
-        let commands = &session.0.commands;
-        let made = session.call_named("probe", &Args::new(), None, &mut |blocking| blocking(None)).unwrap();
-        session.sync_all(None).unwrap();
-        let mut turn = commands.turn.lock();
-        let args = Args::new().register(&made);
-        let command = Command { callee: Callee::Named("probe"), args: Some(&args) };
-        commands.keep(&mut turn, &command).unwrap();
-        // What is kept has the last handle to it.
-        drop((args, made));
-        session.mesh().cast(commands.workers[0], SESSION, "no such", Value::None).unwrap();
-        session.mesh().call(commands.workers[0], SESSION, MARK, Value::None).unwrap().wait().unwrap();
-        commands.send_kept(&mut turn).expect_err("it tells of an earlier failure");
-        assert!(!IS_DROPPED.load(SeqCst), "somebody has the turn");
-        Commands::end_turn(turn);
-        assert!(IS_DROPPED.load(SeqCst));
-        session.shutdown().expect_err("it is broken");
+        refuses(0, "probe", |session| {
+            let worker = session.0.commands.workers[0];
+            session.mesh().cast(worker, SESSION, "no such", Value::None).unwrap();
+            session.mesh().call(worker, SESSION, MARK, Value::None).unwrap().wait().unwrap();
+            "no command \"no such\"".to_owned()
+        });
+    }
+
+    #[test]
+    fn what_a_message_that_is_refused_names_is_dropped_when_the_turn_is_over() {
+        let unanswered = Arc::new(Mutex::new(Vec::new()));
+        refuses(1, "another probe", |session| {
+            let keeps = Arc::clone(&unanswered);
+            session.mesh().serve("silent", move |request: Request| keeps.lock().push(request)).unwrap();
+            let worker = session.0.commands.workers[0];
+            // Until this node makes no more calls to itself.
+            while session.mesh().cast(worker, "silent", "wait", Value::None).is_ok() {}
+            "of this node to itself have not ended".to_owned()
+        });
     }
 
     /// An object that counts how many of its worker live together.
