@@ -49,7 +49,7 @@ impl Default for ArenaConfig {
     fn default() -> Self {
         Self {
             capacity_bytes: limits::ARENA_BYTES_MAX,
-            first_segment_bytes: 1 << 20,
+            first_segment_bytes: 8 << 20,
             lent_fraction: limits::ARENA_LENT_FRACTION,
         }
     }
@@ -115,7 +115,7 @@ struct Inner {
 /// assert_eq!(arena.stats().mapped_bytes, 0);
 /// let buffer = arena.allocate(1000)?;
 /// let location = buffer.location().expect("it lies in shared memory");
-/// assert_eq!(location.segment.len_bytes(), 1 << 20);
+/// assert_eq!(location.segment.len_bytes(), 8 << 20);
 /// drop(arena);
 /// assert_eq!(buffer.bytes()?.len(), 1000);
 /// # Ok::<(), sheave_base::Error>(())

@@ -14,7 +14,7 @@ use sheave_tensor::{Arena, ArenaConfig, Buffer, Lender, Segment, SegmentId};
 const MIB: u64 = 1 << 20;
 
 fn arena(capacity_bytes: u64) -> Arena {
-    Arena::new(ArenaConfig { capacity_bytes, first_segment_bytes: 8 * MIB, ..ArenaConfig::default() })
+    Arena::new(ArenaConfig { capacity_bytes, ..ArenaConfig::default() })
 }
 
 fn fill(buffer: &mut Buffer, byte: u8) {
