@@ -176,7 +176,7 @@ struct Turn {
     /// The number of the last command.
     number: u64,
     kept: Kept,
-    /// What is kept may get names when it leaves.
+    /// Whether registers of what is kept get their names when it leaves.
     draws_later: bool,
     /// By worker: memory for what it gets.
     lists: Vec<ArgList>,
@@ -188,8 +188,8 @@ struct Turn {
     is_timed: bool,
 }
 
-/// What has left, and what was not sent when the session broke. It goes once the turn is over, for it may hold the last
-/// handles to objects of this node, and their drops may do anything.
+/// Commands that have left, and those that were not sent when the session broke. They go once the turn is over, for
+/// they may hold the last handles to objects of this node, and their drops may do anything.
 #[derive(Default)]
 struct Dropped {
     kept: Vec<Kept>,

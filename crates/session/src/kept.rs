@@ -1,6 +1,6 @@
 //! Commands that wait for others to leave with them.
 //!
-//! What is the same for all workers is written when a command is issued. The rest, the names of registers, is added for
+//! Values are written when a command is issued, once for all workers. Names of registers, which differ, are added for
 //! each worker when the commands leave ([`Kept::write_to`]). So a register that nobody holds any more by then, and that
 //! no command behind its own takes, never gets a name: its command says that nothing is to be filled, and the worker
 //! lets go of what comes of it at once. Nobody can ask for it later, for who has no handle makes none.

@@ -163,7 +163,7 @@ impl Register {
         }
     }
 
-    /// What names it, by worker.
+    /// Its names, by worker.
     pub(crate) fn refs(&self) -> Result<&[Option<Ref>]> {
         self.results.refs(&self.session.commands)
     }

@@ -1,4 +1,4 @@
-//! What the workers have of one command, by name.
+//! Results of one command, which stay on the workers, by their names.
 
 use crate::commands::Commands;
 use sheave_base::Result;
@@ -32,7 +32,7 @@ impl Results {
         }
     }
 
-    /// What a worker has of them, where they have names and it was not gone.
+    /// The name of what a worker has, where there are names and it was not gone.
     pub(crate) fn of(&self, worker: usize) -> Option<&Ref> {
         self.0.get()?.as_ref().ok()?.get(worker)?.as_ref()
     }

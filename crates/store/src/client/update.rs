@@ -477,6 +477,7 @@ mod tests {
         // Its caller is told what came first.
         assert_eq!(begun.failure.as_ref().map(Error::kind), Some(ErrorKind::PeerLost));
     }
+
     #[test]
     fn a_push_is_not_whole_where_a_server_was_lost_after_a_pull_was_refused() {
         let mut begun = Begun::default();

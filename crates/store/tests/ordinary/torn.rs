@@ -257,7 +257,7 @@ fn a_push_that_no_server_has_got_breaks_nothing() {
     });
 }
 
-/// Who takes it for failed pushes the same again.
+/// A caller that took it for failed would push the same again.
 #[test]
 fn a_push_that_is_whole_counts_though_its_pull_is_refused() {
     for kind in [Kind::DistSync, Kind::DistAsync] {
