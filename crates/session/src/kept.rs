@@ -15,7 +15,7 @@ use sheave_wire::Value;
 use std::sync::Arc;
 
 /// Instead of a function: the one of the command before in the same message.
-const SAME: Value = Value::Bool(true);
+pub(crate) const SAME: Value = Value::Bool(true);
 
 /// Room for most commands: how many arguments, what is filled, the function and an argument.
 const USUAL_ITEMS: usize = 4;

@@ -157,15 +157,10 @@ impl Register {
     /// What names it on this worker.
     fn name(&self, worker: u32) -> Result<Value> {
         self.session.check(worker)?;
-        match self.refs()?.get(worker as usize) {
+        match self.results.refs(&self.session.commands)?.get(worker as usize) {
             Some(Some(held)) => Ok(held.value()),
             _ => Err(self.session.gone(worker)),
         }
-    }
-
-    /// Its names, by worker.
-    pub(crate) fn refs(&self) -> Result<&[Option<Ref>]> {
-        self.results.refs(&self.session.commands)
     }
 
     /// As [`Register::name`], for a command, once there are names; nothing of a worker that is gone.

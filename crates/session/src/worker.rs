@@ -5,6 +5,7 @@ use crate::collective::{Communicators, Scope};
 use crate::commands::{COMMANDS, MARK};
 use crate::functions::{self, Function};
 use crate::held::{Held, Slot, picked};
+use crate::kept::SAME;
 use crate::lost::Lost;
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
@@ -183,7 +184,7 @@ impl<'a> Reader<'a> {
         self.items = rest;
         let (fill, _) = self.item()?;
         let callee = match self.item()? {
-            (Value::Bool(true), _) => self.callee.ok_or_else(unreadable)?,
+            (value, _) if *value == SAME => self.callee.ok_or_else(unreadable)?,
             callee => *self.callee.insert(callee),
         };
         let args = count.map(|count| (0..count).map(|_| self.item()).collect::<Result<_>>()).transpose()?;
