@@ -1,10 +1,12 @@
 //! Pooled, pre-faulted shared memory in which tensors live by default.
 //!
 //! The first touch of a fresh page costs microseconds, so memory is mapped once, with every page present, and reused.
-//! An arena grows by segments (memfds) that double in size, and hands out blocks of them. The last handle of a block
-//! may be dropped on any thread, in a destructor of a foreign framework or at interpreter exit; it only pushes the
-//! block onto a lock-free list, which the next allocation drains. A block holds its segment, so that memory outlives
-//! the arena itself.
+//! An arena grows by segments (memfds) that double in size, and hands out blocks of them. The first one is small: a
+//! node makes it when it joins, and every peer of its host maps it then, whether or not tensors follow.
+//!
+//! The last handle of a block may be dropped on any thread, in a destructor of a foreign framework or at interpreter
+//! exit; it only pushes the block onto a lock-free list, which the next allocation drains. A block holds its segment,
+//! so that memory outlives the arena itself.
 //!
 //! Memory of the arena that comes back through a foreign framework, such as a numpy view of a tensor, is known by its
 //! address ([`Arena::locate`]). The table of addresses has a lock of its own, which is written only when a segment
@@ -39,8 +41,10 @@ const WINDOW_ALLOCATIONS: u64 = 4096;
 pub struct ArenaConfig {
     /// Most bytes mapped at any time.
     pub capacity_bytes: u64,
-    /// Size of the first segment, made at the first allocation.
+    /// Size of the first segment, made at the first allocation if that fits.
     pub first_segment_bytes: u64,
+    /// Least size of every other segment.
+    pub segment_bytes: u64,
     /// Fraction of the capacity, 0 to 1, that peers may hold at any time.
     pub lent_fraction: f64,
 }
@@ -49,7 +53,8 @@ impl Default for ArenaConfig {
     fn default() -> Self {
         Self {
             capacity_bytes: limits::ARENA_BYTES_MAX,
-            first_segment_bytes: 8 << 20,
+            first_segment_bytes: 1 << 20,
+            segment_bytes: 8 << 20,
             lent_fraction: limits::ARENA_LENT_FRACTION,
         }
     }
@@ -115,7 +120,7 @@ struct Inner {
 /// assert_eq!(arena.stats().mapped_bytes, 0);
 /// let buffer = arena.allocate(1000)?;
 /// let location = buffer.location().expect("it lies in shared memory");
-/// assert_eq!(location.segment.len_bytes(), 8 << 20);
+/// assert_eq!(location.segment.len_bytes(), 1 << 20);
 /// drop(arena);
 /// assert_eq!(buffer.bytes()?.len(), 1000);
 /// # Ok::<(), sheave_base::Error>(())
@@ -343,10 +348,7 @@ impl State {
             let what = format!("the arena would have to grow by {needed_bytes} bytes, more than {growth_bytes_max}");
             return Err(Error::new(ErrorKind::LimitExceeded, what));
         }
-        let usable = self.spaces.iter().flatten().filter(|space| !space.segment.is_retired());
-        let largest_bytes = usable.map(|space| space.segment.len_bytes()).max();
-        let wished_bytes = largest_bytes.map_or(config.first_segment_bytes, |bytes| bytes.saturating_mul(2));
-        let wished_bytes = wished_bytes.clamp(PAGE_BYTES, SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES);
+        let wished_bytes = self.wished_bytes(needed_bytes, config);
         let segment_bytes = wished_bytes.max(needed_bytes).min(room_bytes);
         let segment = Segment::create(segment_bytes as usize)?;
         let mut free = FreeRanges::new(segment.len_bytes());
@@ -363,6 +365,16 @@ impl State {
             None => self.spaces.push(Some(space)),
         }
         Ok((segment, ReturnedBlock { slot, offset_bytes, block_bytes }))
+    }
+
+    /// How big the next segment should be: twice the largest that is in use.
+    fn wished_bytes(&self, needed_bytes: u64, config: &ArenaConfig) -> u64 {
+        let is_first = self.allocations == 0 && needed_bytes <= config.first_segment_bytes;
+        let usable = self.spaces.iter().flatten().filter(|space| !space.segment.is_retired());
+        let largest_bytes = usable.map(|space| space.segment.len_bytes()).max().unwrap_or(0);
+        // Not the first size again where all were retired or released: many small segments would follow each other.
+        let least_bytes = if is_first { config.first_segment_bytes } else { config.segment_bytes };
+        largest_bytes.saturating_mul(2).max(least_bytes).min(SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES)
     }
 
     /// Ends a window of allocations: keeps twice what the last two windows needed at their height, so that a steady

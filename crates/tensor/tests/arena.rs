@@ -14,7 +14,7 @@ use sheave_tensor::{Arena, ArenaConfig, Buffer, Lender, Segment, SegmentId};
 const MIB: u64 = 1 << 20;
 
 fn arena(capacity_bytes: u64) -> Arena {
-    Arena::new(ArenaConfig { capacity_bytes, ..ArenaConfig::default() })
+    Arena::new(ArenaConfig { capacity_bytes, first_segment_bytes: 8 * MIB, ..ArenaConfig::default() })
 }
 
 fn fill(buffer: &mut Buffer, byte: u8) {
@@ -100,6 +100,26 @@ fn the_capacity_is_never_exceeded_and_is_whole_again_later() {
     held.clear();
     // Two segments of 8 and 12 MiB have to make room for one of 20.
     assert_eq!(arena.allocate(20 << 20).unwrap().len_bytes(), 20 << 20);
+}
+
+#[test]
+fn only_the_first_segment_is_small() {
+    let lengths = |arena: &Arena, wanted: &[u64]| {
+        let held: Vec<_> = wanted.iter().map(|mib| arena.allocate((mib * MIB) as usize).unwrap()).collect();
+        held.iter().map(|held| held.location().unwrap().segment.len_bytes() / MIB).collect::<Vec<_>>()
+    };
+    let arena = || Arena::new(ArenaConfig { capacity_bytes: 256 * MIB, ..ArenaConfig::default() });
+    assert_eq!(lengths(&arena(), &[1, 1, 6, 1, 3]), [1, 8, 8, 8, 16]);
+    // No first one of a size that nothing fits into any more.
+    assert_eq!(lengths(&arena(), &[2, 1]), [8, 8]);
+    // Nor does it begin from the smallest again where there is nothing to double.
+    let (trimmed, retired) = (arena(), arena());
+    assert_eq!(lengths(&trimmed, &[1]), [1]);
+    trimmed.trim();
+    assert_eq!(lengths(&trimmed, &[1]), [8]);
+    let held = retired.allocate(1000).unwrap();
+    held.location().unwrap().segment.retire();
+    assert_eq!(lengths(&retired, &[1]), [8]);
 }
 
 #[test]
