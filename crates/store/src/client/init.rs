@@ -77,7 +77,13 @@ impl Client {
                 Turn::Again => self.send_first_values_again(pairs),
             }
         })?;
-        self.learn(pairs)?;
+        self.learn(pairs).or_else(|error| {
+            // What the first worker could not initialise for the loss of a server is that loss to all.
+            if error.kind() == ErrorKind::NotFound {
+                self.visit(0..self.servers.len())?;
+            }
+            Err(error)
+        })?;
         let found = pairs.iter().map(|(key, _)| self.find("init", key)).collect::<Result<Vec<_>>>()?;
         self.visit_servers_of(&found)
     }
@@ -156,10 +162,14 @@ impl Client {
         let slices = |known: &Arc<Known>| {
             known.meta.slices(known.number, &self.open.cutting).into_iter().map(|slice| slice.server)
         };
-        let servers: HashSet<usize> = keys.iter().flat_map(slices).collect();
+        self.visit(keys.iter().flat_map(slices).collect::<HashSet<usize>>())
+    }
+
+    /// Whether these servers live.
+    fn visit(&self, servers: impl IntoIterator<Item = usize>) -> Result<()> {
         let describe = Describe { store: self.open.store, numbers: Vec::new() };
-        let call = |server: &usize| self.mesh.ask::<Describe>(self.servers[*server], &describe);
-        let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
+        let call = |server: usize| self.mesh.ask::<Describe>(self.servers[server], &describe);
+        let calls = servers.into_iter().map(call).collect::<Result<Vec<_>>>()?;
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
