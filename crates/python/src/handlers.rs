@@ -6,6 +6,11 @@
 //! **Thread states.** Python keeps a state for each thread that is attached, and maps memory for it: made and thrown
 //! away for each handler, it took half of a short call. So a thread of the node keeps its own until it ends.
 //!
+//! **Turns.** Python puts a thread to sleep that finds the interpreter taken, and to wake it takes as long as ten short
+//! handlers. So a thread of the node that finds another one's handler running gives its core away for a moment, and
+//! asks for the interpreter when that is over ([`Turn`]). A handler may take long, and may have let the interpreter go:
+//! nobody waits for it for longer than [`TURN_MAX`], and after it nobody until it has ended.
+//!
 //! **The end of the interpreter.** A thread that comes to an interpreter that is being torn down is killed where it
 //! stands, with frames of ours on its stack, which ends the process. So each is counted before it attaches, and looks
 //! whether the end has begun after that; the end, once begun, waits for those who are counted ([`life`]). Either the
@@ -18,8 +23,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Result};
 use std::cell::{Cell, OnceCell};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Threads that have attached, or are about to.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -77,6 +83,46 @@ impl Drop for Kept {
     }
 }
 
+/// How long a handler that has the turn is waited for: a short one takes some microseconds.
+const TURN_MAX: Duration = Duration::from_micros(20);
+
+/// A handler runs that others wait for.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+/// It has been waited for in vain.
+static IS_LONG: AtomicBool = AtomicBool::new(false);
+
+/// The turn of a handler. Whether it has one changes nothing but when others ask for the interpreter.
+struct Turn(bool);
+
+impl Turn {
+    fn take() -> Self {
+        let is_ours = || !IS_TAKEN.swap(true, SeqCst);
+        if is_ours() {
+            return Self(true);
+        }
+        let begun = Instant::now();
+        while !IS_LONG.load(Relaxed) {
+            std::thread::yield_now();
+            if is_ours() {
+                return Self(true);
+            }
+            if begun.elapsed() >= TURN_MAX {
+                IS_LONG.store(true, Relaxed);
+            }
+        }
+        Self(false)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.0 {
+            IS_LONG.store(false, Relaxed);
+            IS_TAKEN.store(false, SeqCst);
+        }
+    }
+}
+
 /// Whether threads run handlers.
 pub(crate) fn are_running() -> bool {
     COUNT.load(SeqCst) > 0
@@ -88,6 +134,7 @@ pub(crate) fn are_running() -> bool {
 pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
     let counted = Counted::begin()?;
     let is_first = Kept::is_wanted();
+    let turn = Turn::take();
     let outcome = Python::try_attach(|py| {
         if is_first {
             Kept::keep(py);
@@ -101,7 +148,7 @@ pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
         running(|running| running.iter().rposition(|other| *other == number).map(|at| running.swap_remove(at)));
         outcome
     });
-    drop(counted);
+    drop((turn, counted));
     outcome.ok_or_else(|| Error::new(ErrorKind::Closed, "the interpreter has ended"))
 }
 
