@@ -5,9 +5,10 @@
 //!
 //! **In batches.** A message costs more than a command. One that comes right behind another, or while others are kept,
 //! is kept for those that follow, until there are [`BATCH_MAX`] or somebody waits for a worker; none is kept for longer
-//! than [`BATCH_SPAN`], for the timer is set with the first. One that comes alone leaves at once, and so does one with
-//! tensors or long values, behind what was kept. A message has what was issued for one worker, in order, and leaves
-//! when all workers have room for it: no command gets to some of them alone because others are busy.
+//! than [`BATCH_SPAN`], or [`BATCH_SPAN_AWAITED`], for the timer is set with the first. One that comes alone leaves at
+//! once, and so does one with tensors or long values, behind what was kept. A message has what was issued for one
+//! worker, in order, and leaves when all workers have room for it: no command gets to some of them alone because others
+//! are busy. A wait for all workers asks each in the message that has what was kept for it ([`SYNC`]).
 //!
 //! **Written when it is issued.** A message is one flat list: the number of its first command, those behind which have
 //! the next ones, and of each command how many arguments it has, the register that it fills, the function, and the
@@ -49,6 +50,12 @@ use std::time::{Duration, Instant};
 /// The method of all commands.
 pub(crate) const COMMANDS: &str = "do";
 
+/// The method of commands behind which the worker is to say whether all is well.
+pub(crate) const SYNC: &str = "sync";
+
+/// A worker that is late.
+pub(crate) const BUSY: &str = "its function takes long, or waits for something that does not come";
+
 /// Commands in one message at most: about as many as come within [`BATCH_SPAN`].
 const BATCH_MAX: usize = 160;
 
@@ -70,6 +77,10 @@ const HEAD_BYTES_MAX: usize = 256;
 
 /// How long a command is kept for others at most.
 const BATCH_SPAN: Duration = Duration::from_micros(100);
+
+/// The same where whoever has issued some has always waited for a worker so far, and so sent them: each time that it is
+/// looked takes a core away from those who work.
+const BATCH_SPAN_AWAITED: Duration = Duration::from_millis(1);
 
 /// How soon after another one a command comes that is kept.
 const BURST_SPAN: Duration = Duration::from_micros(50);
@@ -186,6 +197,8 @@ struct Turn {
     /// When the last one came that found none kept, or when what was kept left in time.
     last: Option<Instant>,
     is_timed: bool,
+    /// When it was looked last, nothing was kept.
+    is_awaited: bool,
 }
 
 /// Commands that have left, and those that were not sent when the session broke. They go once the turn is over, for
@@ -270,9 +283,10 @@ impl Commands {
         // One that is stuck holds up nobody else. What it does not get breaks the registers that it was to fill.
         let workers = (0..self.workers.len()).filter(|_| !kept.is_empty());
         let (ready, late): (Vec<_>, Vec<_>) = workers.partition(|worker| has_room(*worker).is_done());
+        let mut send = |worker: usize, list: &mut ArgList| self.cast(worker, list);
         for worker in ready.into_iter().chain(late) {
             let is_due = has_room(worker).wait_until(Some(until), None).unwrap_or(false);
-            if is_due && let Err(error) = self.send_list(&mut turn, worker, &kept) {
+            if is_due && let Err(error) = self.send_list(&mut turn, worker, &kept, &mut send) {
                 // The end of the session tells it.
                 let _ = self.break_off(&mut turn, worker, "its last commands", error);
                 break;
@@ -417,13 +431,43 @@ impl Commands {
         Ok(())
     }
 
-    /// Sends what was kept, for those who wait for a worker: what they ask comes behind it.
-    pub(crate) fn flush_until(&self, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
+    /// Sends what was kept, for those who wait for a worker: what they ask comes behind it. Returns the number of the
+    /// last command.
+    pub(crate) fn flush_until(&self, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<u64> {
         let pause: Pause<'_> = &mut |blocking| blocking(reborrowed(&mut interrupt));
         let mut turn = self.take_turn(until, pause)?;
         let flushed = self.check_whole().and_then(|()| self.flush(&mut turn, until, pause));
+        let number = turn.number;
         Self::end_turn(turn);
-        flushed
+        flushed.map(|()| number)
+    }
+
+    /// Sends what was kept, and asks each worker that gets some whether all is well, in the same message: the answer
+    /// comes behind all commands. There is none where nothing was kept, and of a worker that is gone. Returns the
+    /// number of the last command too.
+    pub(crate) fn begin_sync(
+        &self,
+        until: Option<Instant>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<(u64, Vec<Option<Work<Answer>>>)> {
+        let pause: Pause<'_> = &mut |blocking| blocking(reborrowed(&mut interrupt));
+        let mut turn = self.take_turn(until, pause)?;
+        let asked = self.check_whole().and_then(|()| self.sync_in(&mut turn, until, pause));
+        let number = turn.number;
+        Self::end_turn(turn);
+        Ok((number, asked?))
+    }
+
+    fn sync_in(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<Vec<Option<Work<Answer>>>> {
+        let mut asked: Vec<_> = self.workers.iter().map(|_| None).collect();
+        if !turn.kept.is_empty() {
+            self.await_rooms(until, pause)?;
+            self.send_kept_by(turn, |worker, list| {
+                asked[worker] = Some(self.mesh.call_list(self.workers[worker], SESSION, SYNC, list, None)?);
+                Ok(())
+            })?;
+        }
+        Ok(asked)
     }
 
     fn flush(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
@@ -436,13 +480,22 @@ impl Commands {
 
     /// Sends what was kept, for which all have room.
     fn send_kept(&self, turn: &mut Turn) -> Result<()> {
-        let kept = std::mem::take(&mut turn.kept);
-        if kept.is_empty() {
+        if turn.kept.is_empty() {
             return Ok(());
         }
+        self.send_kept_by(turn, |worker, list| self.cast(worker, list))
+    }
+
+    fn cast(&self, worker: usize, list: &mut ArgList) -> Result<()> {
+        self.mesh.cast_list(self.workers[worker], SESSION, COMMANDS, list)
+    }
+
+    /// As [`Commands::send_kept`], in a message to each worker that `send` sends.
+    fn send_kept_by(&self, turn: &mut Turn, mut send: impl FnMut(usize, &mut ArgList) -> Result<()>) -> Result<()> {
+        let kept = std::mem::take(&mut turn.kept);
         kept.draw_wanted(self);
         let sent = (0..self.workers.len()).try_for_each(|worker| {
-            self.send_list(turn, worker, &kept).map_err(|error| {
+            self.send_list(turn, worker, &kept, &mut send).map_err(|error| {
                 // Even if no worker has got any: their callers have their registers, and take them for issued.
                 let (first, last) = (turn.first_of(&kept), turn.number);
                 let what =
@@ -455,7 +508,13 @@ impl Commands {
     }
 
     /// Sends a worker what was kept, unless it is gone. What that names is held until it has left.
-    fn send_list(&self, turn: &mut Turn, worker: usize, kept: &Kept) -> Result<()> {
+    fn send_list(
+        &self,
+        turn: &mut Turn,
+        worker: usize,
+        kept: &Kept,
+        send: &mut impl FnMut(usize, &mut ArgList) -> Result<()>,
+    ) -> Result<()> {
         let node = self.workers[worker];
         if self.lost.has(node) {
             return Ok(());
@@ -463,8 +522,7 @@ impl Commands {
         self.check_earlier(node)?;
         let first = turn.first_of(kept);
         let list = &mut turn.lists[worker];
-        let written = kept.write_to(list, worker, first);
-        let sent = written.and_then(|()| self.mesh.cast_list(node, SESSION, COMMANDS, list));
+        let sent = kept.write_to(list, worker, first).and_then(|()| send(worker, list));
         if !list.is_empty() {
             turn.dropped.lists.push(std::mem::take(list));
         }
@@ -488,8 +546,8 @@ impl Commands {
             return Ok(());
         }
         let (weak, runtime) = (Arc::downgrade(self), self.mesh.runtime().clone());
+        let mut span = if turn.is_awaited { BATCH_SPAN_AWAITED } else { BATCH_SPAN };
         let timed = self.mesh.spawn("commands", async move {
-            let mut span = BATCH_SPAN;
             loop {
                 runtime.sleep_until(runtime.after(span))?.await;
                 match weak.upgrade() {
@@ -508,7 +566,8 @@ impl Commands {
         let is_ready = turn.kept.is_empty() || self.have_room();
         if is_ready {
             turn.is_timed = false;
-            if !turn.kept.is_empty() {
+            turn.is_awaited = turn.kept.is_empty();
+            if !turn.is_awaited {
                 // Who has issued so many is likely to go on.
                 turn.last = Some(clock::now());
             }
@@ -608,7 +667,7 @@ impl Commands {
         }
         let what = format!("worker {worker} takes no more commands");
         let error = Error::new(ErrorKind::DeadlineExceeded, what).operation("call").elapsed(clock::since(begun));
-        let error = error.hint("its function takes long, or waits for something that does not come");
+        let error = error.hint(BUSY);
         let member = self.mesh.member(self.workers[worker as usize]);
         Err(member.into_iter().fold(error, |error, member| error.peer(member.peer())))
     }
@@ -738,6 +797,28 @@ mod tests {
             assert_eq!((living.load(SeqCst), most.load(SeqCst)), (1, 2), "one is held");
         }
         drop(held);
+        session.shutdown().unwrap();
+    }
+
+    #[test]
+    fn a_wait_for_all_workers_is_one_message_with_what_was_kept() {
+        register_function(Function::new("fails", |_| Err(Error::new(ErrorKind::Remote, "it was kept")))).unwrap();
+        let session = Session::threads(2, 1).unwrap();
+        let (commands, none) = (&session.0.commands, Args::new());
+        let command = Command { callee: Callee::Named("fails"), args: Some(&none) };
+        let sent = || session.mesh().node().counts().messages_sent;
+        for count in 1..4 {
+            let mut turn = commands.turn.lock();
+            // So that no timer sends it.
+            turn.is_timed = true;
+            (0..count).for_each(|_| drop(commands.keep(&mut turn, &command).unwrap()));
+            Commands::end_turn(turn);
+            let before = sent();
+            let error = session.sync_all(None).expect_err("they have failed");
+            assert!(error.to_string().contains("it was kept"), "{error}");
+            assert_eq!(sent() - before, 1, "{count} commands and a question for worker 1");
+        }
+        session.sync_all(None).expect("it is told once");
         session.shutdown().unwrap();
     }
 }

@@ -39,6 +39,7 @@ mod results;
 mod session;
 pub mod shards;
 mod threads;
+mod unheard;
 mod worker;
 
 pub use args::Args;

@@ -1,12 +1,13 @@
 //! The controller's side of a session.
 
 use crate::args::Args;
-use crate::commands::{Callee, Command, Commands, Pause};
+use crate::commands::{self, Callee, Command, Commands, Pause, SYNC};
 use crate::lost::Lost;
 use crate::nodes::NODE;
 use crate::register::Register;
 use crate::results::Results;
 use crate::threads::WorkerThread;
+use crate::unheard::Unheard;
 use crate::worker::{SESSION, introduction};
 use parking_lot::Mutex;
 use sheave_base::work::{Interrupt, reborrowed};
@@ -46,6 +47,7 @@ pub struct Session(pub(crate) Arc<Shared>);
 pub(crate) struct Shared {
     mesh: Mesh,
     pub(crate) commands: Arc<Commands>,
+    pub(crate) unheard: Unheard,
     groups: u32,
     /// As many in a row are on one machine.
     workers_per_node: u32,
@@ -72,7 +74,9 @@ impl Session {
         let Ground { mesh, groups, workers_per_node, lost, processes, threads } = ground;
         let commands = Commands::new(mesh.clone(), Arc::clone(&lost));
         let (count, threads) = (commands.workers().len() as u32, Mutex::new(threads));
-        let session = Self(Arc::new(Shared { mesh, commands, groups, workers_per_node, lost, processes, threads }));
+        let unheard = Unheard::of(commands.workers().len());
+        let shared = Shared { mesh, commands, unheard, groups, workers_per_node, lost, processes, threads };
+        let session = Self(Arc::new(shared));
         // Workers are the members in their order.
         let told = (0..count).map(|id| {
             let call = Call::of(introduction(id, 0..count, groups, workers_per_node)).deadline(limits::JOIN_TIMEOUT);
@@ -187,9 +191,14 @@ impl Session {
         &self,
         worker: u32,
         timeout: Option<Duration>,
-        interrupt: Option<Interrupt<'_>>,
+        mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
-        self.0.ask(worker, "sync", Call::default(), timeout, interrupt).map(drop)
+        let (shared, until) = (&self.0, until(timeout));
+        shared.check(worker)?;
+        shared.tell_untold()?;
+        let number = shared.commands.flush_until(until, reborrowed(&mut interrupt))?;
+        let mut look = || interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt());
+        shared.end_sync(worker, number, shared.begin_sync(worker, number), until, &mut look)
     }
 
     /// As [`Session::sync`], of all workers, with one `timeout` for them together. Waits for all before it fails.
@@ -212,22 +221,26 @@ impl Session {
         timeout: Option<Duration>,
         mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
-        let until = until(timeout);
-        self.0.commands.flush_until(until, reborrowed(&mut interrupt))?;
-        let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", left(until))).collect();
+        let (shared, until) = (&self.0, until(timeout));
+        let (number, asked) = shared.commands.begin_sync(until, reborrowed(&mut interrupt))?;
+        let begin =
+            |(worker, asked): (u32, Option<_>)| (worker, asked.map_or_else(|| shared.begin_sync(worker, number), Ok));
+        let begun: Vec<_> = (0..).zip(asked).map(begin).collect();
         let mut interrupted = None;
         let mut end = |(worker, work): (u32, Result<Work<Answer>>)| {
             if let Some(error) = &interrupted {
-                // What nobody waits for any more tells whoever waits next.
-                work.iter().for_each(Work::cancel);
+                // What nobody waits for any more is for whoever waits next.
+                work.into_iter().for_each(|work| shared.unheard.keep(worker, (number, work)));
                 return Err(Error::clone(error));
             }
-            let Some(interrupt) = &mut interrupt else { return self.0.end_ask(worker, work, None) };
-            let mut look = || interrupt().inspect_err(|error| interrupted = Some(error.clone()));
-            self.0.end_ask(worker, work, Some(&mut look))
+            let mut look = || {
+                let asked = interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt());
+                asked.inspect_err(|error| interrupted = Some(error.clone()))
+            };
+            shared.end_sync(worker, number, work, until, &mut look)
         };
-        let ends: Vec<_> = (0..).zip(begun).map(&mut end).collect();
-        ends.into_iter().try_for_each(|end| end.map(drop))
+        let ends: Vec<_> = begun.into_iter().map(&mut end).collect();
+        ends.into_iter().collect()
     }
 
     /// Ends the session: workers do what was issued, and leave. Blocks until they have, or for ten seconds; then they
@@ -284,9 +297,37 @@ impl Shared {
         self.end_ask(worker, begun, interrupt)
     }
 
-    fn begin_ask(&self, worker: u32, method: &str, timeout: Option<Duration>) -> Result<Work<Answer>> {
+    /// Asks a worker whether all is well, once the command of this number has been issued.
+    fn begin_sync(&self, worker: u32, number: u64) -> Result<Work<Answer>> {
         self.check(worker)?;
-        self.mesh.call(self.node(worker), SESSION, method, Call { deadline: timeout, ..Call::default() })
+        if let Some(work) = self.unheard.take_last(worker, number) {
+            return Ok(work);
+        }
+        self.mesh.call(self.node(worker), SESSION, SYNC, Call::default())
+    }
+
+    /// Waits for the answer until then. What does not come is for whoever waits next.
+    fn end_sync(
+        &self,
+        worker: u32,
+        number: u64,
+        begun: Result<Work<Answer>>,
+        until: Option<Instant>,
+        interrupt: Interrupt<'_>,
+    ) -> Result<()> {
+        let (work, since) = (begun.map_err(|error| self.explained(worker, error))?, clock::now());
+        let mut look = || self.commands.check_whole().and_then(|()| interrupt());
+        let ended = work.wait_until(until, Some(&mut look));
+        if let Ok(true) = ended {
+            return self.answered(worker, work.join()).map(drop);
+        }
+        self.unheard.keep(worker, (number, work));
+        self.unheard.hear(worker)?;
+        ended?;
+        let error = Error::new(ErrorKind::DeadlineExceeded, format!("worker {worker} has not done its commands"));
+        let error = error.operation(SYNC).elapsed(clock::since(since));
+        let member = self.mesh.member(self.node(worker));
+        Err(member.into_iter().fold(error, |error, member| error.peer(member.peer())).hint(commands::BUSY))
     }
 
     /// The answer; the call has its own deadline, and ends when the worker is gone or the session breaks.
@@ -313,14 +354,24 @@ impl Shared {
                 Err(interrupted)
             }
         });
-        ended.map_err(|error| {
-            let is_its = error.about().is_some_and(|peer| self.name(worker) == peer.name);
-            if error.kind() != ErrorKind::PeerLost || !is_its {
-                return error;
-            }
-            self.lost.note(self.node(worker), &error);
-            self.gone(worker)
-        })
+        self.answered(worker, ended)
+    }
+
+    /// The answer of a worker, unless an earlier question has one that nobody has heard: it has come before.
+    fn answered(&self, worker: u32, answer: Result<Answer>) -> Result<Answer> {
+        let answer = answer.map_err(|error| self.explained(worker, error))?;
+        self.unheard.hear(worker)?;
+        Ok(answer)
+    }
+
+    /// Why a worker has not answered.
+    fn explained(&self, worker: u32, error: Error) -> Error {
+        let is_its = error.about().is_some_and(|peer| self.name(worker) == peer.name);
+        if error.kind() != ErrorKind::PeerLost || !is_its {
+            return error;
+        }
+        self.lost.note(self.node(worker), &error);
+        self.gone(worker)
     }
 
     /// A death of which nobody was told.

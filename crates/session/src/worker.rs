@@ -2,7 +2,7 @@
 
 use crate::abort::Abort;
 use crate::collective::{Communicators, Scope};
-use crate::commands::{COMMANDS, MARK};
+use crate::commands::{COMMANDS, MARK, SYNC};
 use crate::functions::{self, Function};
 use crate::held::{Held, Slot, picked};
 use crate::kept::SAME;
@@ -235,12 +235,12 @@ impl Desk {
         self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the session"))
     }
 
-    /// Does some commands, one after the other. Each fills its register, or poisons it.
-    fn act(&self, request: Request) {
+    /// Does some commands, one after the other. Each fills its register, or poisons it. `end` says what the answer is.
+    fn act(&self, request: Request, end: impl FnOnce(Result<()>) -> Result<()>) {
         let Request { args, tensors, refs, promises, reply, .. } = request;
         let tensors: Vec<Tensor> = tensors.into_iter().collect();
         let done = self.act_all(&Arguments { args: &args, refs: &refs, tensors: &tensors }, &promises);
-        reply.send(done.map(|()| Default::default()));
+        reply.send(end(done).map(|()| Default::default()));
         drop(promises);
         Ref::drop_all(refs);
     }
@@ -413,7 +413,7 @@ impl Service for Desk {
     fn handle(&self, request: Request) {
         let done = |result: Result<()>| result.map(|()| Default::default());
         match request.method.as_str() {
-            COMMANDS => self.act(request),
+            COMMANDS => self.act(request, |done| done),
             "get" => request.reply.send(self.get(&request.args, |_| Mode::Copy)),
             "share" => {
                 let mode = |tensor: &Tensor| if request.reply.can_share(tensor) { Mode::Share } else { Mode::Copy };
@@ -422,7 +422,8 @@ impl Service for Desk {
             }
             "set" => request.reply.send(done(self.set(&request.args, request.tensors.into_iter().collect()))),
             MARK => request.reply.send(Ok(Default::default())),
-            "sync" => request.reply.send(done(self.check())),
+            SYNC if matches!(request.args, Value::None) => request.reply.send(done(self.check())),
+            SYNC => self.act(request, |done| done.and_then(|()| self.check())),
             "begin" => request.reply.send(done(self.begin(&request.args))),
             "stop" => {
                 // The word of it may come behind this one, and then there is nothing left to give up.

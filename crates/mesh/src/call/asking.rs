@@ -35,7 +35,7 @@ pub(super) struct Asking {
     pub(super) places: Tensors,
     leases: Option<Leases>,
     pub(super) deadline: Option<Duration>,
-    runs_anyway: bool,
+    pub(super) runs_anyway: bool,
 }
 
 impl Asking {
@@ -142,7 +142,7 @@ impl Shared {
         self.send_one_way(to, Asking::numbered::<M>(args, options)?)
     }
 
-    fn ask<T: Clone + Send + 'static>(
+    pub(super) fn ask<T: Clone + Send + 'static>(
         self: &Arc<Self>,
         to: NodeId,
         asking: Asking,
@@ -202,7 +202,7 @@ impl Shared {
             leases,
             deadline,
             runs_anyway,
-            held: _,
+            held,
         } = asking;
         let only = link.filter(|link| *link != HERE);
         let (completer, work) = self.node.governed(operation, only, self.awaited(Sort::Call, correlation));
@@ -223,7 +223,7 @@ impl Shared {
         let tag = RequestTag { method: number, references: names.len() as u32 }.to_tag();
         let envelope = Envelope { correlation, ..Envelope::of(REQUESTS, tag, context) };
         let until = deadline.map(|deadline| begun + deadline);
-        self.send_call(Outgoing { envelope, control, parts: tensors }, pending, &names, until)?;
+        self.send_call(Outgoing { envelope, control, parts: tensors }, pending, (&names, held), until)?;
         Ok(work)
     }
 
@@ -231,12 +231,12 @@ impl Shared {
         self: &Arc<Self>,
         mut message: Outgoing,
         mut pending: Box<Pending>,
-        names: &[Mention],
+        (names, held): (&[Mention], Option<Refs>),
         until: Option<Instant>,
     ) -> Result<()> {
         pending.lease_the_rest()?;
         if pending.link == HERE {
-            return self.call_here(message, pending, names, until);
+            return self.call_here(message, pending, (names, held), until);
         }
         let link = Some(pending.link).filter(|link| *link != UNLINKED);
         let (to, runs_anyway) = (pending.to, pending.runs_anyway);
@@ -244,7 +244,7 @@ impl Shared {
         let patience = until.filter(|_| !runs_anyway);
         message.envelope.aux = patience_ms(patience, pending.begun);
         let passed = self.check_passing(to, names.iter().map(|mention| mention.name.owner));
-        let passed = passed.and_then(|()| self.references.pass(to, names));
+        let passed = passed.and_then(|()| self.pass(to, names, held));
         let refs = passed.map_err(|error| error.operation(method.to_cow()))?;
         self.words_ride(to);
         let sent = self.remember(correlation, pending, until).and_then(|()| {
@@ -258,6 +258,14 @@ impl Shared {
             self.references.take_back(to, names.iter().map(|mention| mention.name));
         }
         sent
+    }
+
+    /// The references of these names, which a message to that node takes along.
+    pub(super) fn pass(self: &Arc<Self>, to: NodeId, names: &[Mention], held: Option<Refs>) -> Result<Refs> {
+        match held {
+            Some(held) => self.references.pass_held(to, &held).map(|()| held),
+            None => self.references.pass(to, names),
+        }
     }
 
     /// Notes a call until it ends.

@@ -6,7 +6,7 @@ use super::serving::{Begins, Delivery, Serves};
 use super::{HERE, Lane, Reply};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
-use crate::reference::{Brought, Mention, Promises, Ref};
+use crate::reference::{Brought, Mention, Promises, Ref, Refs};
 use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_net::{Envelope, Message, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor, copy_bytes};
@@ -19,11 +19,11 @@ impl Shared {
         self: &Arc<Self>,
         message: Outgoing,
         pending: Box<Pending>,
-        names: &[Mention],
+        (names, held): (&[Mention], Option<Refs>),
         until: Option<Instant>,
     ) -> Result<()> {
         let Envelope { tag, context: service, correlation, .. } = message.envelope;
-        let refs = self.held_here(names)?;
+        let refs = self.held_here(names, held)?;
         let tensors = self.captured_here(message.parts)?;
         let Some(found) = self.service_here(service) else {
             return Err(no_service(pending.service.as_str()).operation(pending.method.to_cow()));
@@ -48,8 +48,10 @@ impl Shared {
         self.calls.services.read().get(&number).map(|(_, service)| Arc::clone(service))
     }
 
-    pub(super) fn held_here(&self, names: &[Mention]) -> Result<Vec<Ref>> {
-        names.iter().map(|mention| self.references.find(mention.name)).collect()
+    /// The references of these names, unless they are at hand.
+    pub(super) fn held_here(&self, names: &[Mention], held: Option<Refs>) -> Result<Vec<Ref>> {
+        let find = || names.iter().map(|mention| self.references.find(mention.name)).collect();
+        held.map_or_else(find, |held| Ok(held.into_vec()))
     }
 
     pub(super) fn captured_here(&self, parts: Parts) -> Result<Tensors> {
@@ -97,7 +99,7 @@ impl Shared {
             if let Some(ground) = call.ground.as_ref().filter(|_| !parts.is_empty()) {
                 fill(&ground.places, &mut parts)?;
             }
-            let brought = Brought { refs: self.held_here(&names)?, ..Brought::default() };
+            let brought = Brought { refs: self.held_here(&names, None)?, ..Brought::default() };
             let envelope = Envelope { correlation, ..Envelope::of(ANSWERS, Tag(names.len() as u64), 0) };
             Ok((Message { envelope, source: HERE, sequence: 0, control, parts }, brought))
         });

@@ -3,10 +3,12 @@
 use super::asking::Asking;
 use super::form::named_list;
 use super::name::{ServiceName, Text};
+use super::{Answer, answer};
 use crate::Mesh;
 use crate::reference::{Mention, Ref, Refs};
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_wire::{Value, codec};
+use std::time::Duration;
 
 /// Room for most items.
 const USUAL_ITEM_BYTES: usize = 8;
@@ -122,6 +124,18 @@ impl ArgList {
         self.count += 1;
         Ok(())
     }
+
+    /// Becomes the arguments of a call, and is empty.
+    fn take(&mut self, service: ServiceName, method: &str) -> Result<Asking> {
+        let control = named_list(method, std::mem::take(&mut self.count), &self.items);
+        self.items.clear();
+        // A long one is an exception.
+        self.items.shrink_to(KEPT_BYTES_MAX);
+        let (names, refs) = (std::mem::take(&mut self.names), Refs::from(std::mem::take(&mut self.refs)));
+        let mut asking = Asking::of_list(service, Text::Shared(method.into()), control?, names);
+        asking.held = Some(refs);
+        Ok(asking)
+    }
 }
 
 /// Items of lists that are the same in several of them, and are written once: numbers, texts and other values without
@@ -204,15 +218,43 @@ impl Mesh {
         method: &str,
         list: &mut ArgList,
     ) -> Result<()> {
-        let control = named_list(method, std::mem::take(&mut list.count), &list.items);
-        list.items.clear();
-        // A long one is an exception.
-        list.items.shrink_to(KEPT_BYTES_MAX);
-        let (names, refs) = (std::mem::take(&mut list.names), Refs::from(std::mem::take(&mut list.refs)));
-        let control = control?;
-        let mut asking = Asking::of_list(service.into(), Text::Shared(method.into()), control, names);
-        asking.held = Some(refs);
-        self.shared.send_one_way(to, asking)
+        self.shared.send_one_way(to, list.take(service.into(), method)?)
+    }
+
+    /// As [`Mesh::call`], with arguments that are written already: a call that [runs anyway](crate::Call::runs_anyway)
+    /// and ends after `deadline` at the latest. Leaves the list empty, with its memory for the next.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::call`].
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// use sheave_mesh::ArgList;
+    /// use sheave_wire::Value;
+    ///
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// # let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("it", |request: Request| request.reply.value(request.args))?;
+    /// let mut list = ArgList::default();
+    /// list.push(&Value::Int(7))?;
+    /// let answered = mesh.call_list(mesh.me().node, "it", "do", &mut list, None)?;
+    /// assert_eq!(answered.join()?.value, Value::List(vec![Value::Int(7)]));
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn call_list(
+        &self,
+        to: NodeId,
+        service: impl Into<ServiceName>,
+        method: &str,
+        list: &mut ArgList,
+        deadline: Option<Duration>,
+    ) -> Result<Work<Answer>> {
+        let mut asking = list.take(service.into(), method)?;
+        (asking.deadline, asking.runs_anyway) = (deadline, true);
+        self.shared.ask(to, asking, answer::decode)
     }
 
     /// Whether so many objects of each of these nodes can be promised, by the limits of this one.

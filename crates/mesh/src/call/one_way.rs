@@ -265,10 +265,7 @@ impl Shared {
     ) -> Result<()> {
         let to = one_way.to;
         self.check_passing(to, names.iter().map(|mention| mention.name.owner))?;
-        let refs = match held {
-            Some(held) => self.references.pass_held(to, &held).map(|()| held)?,
-            None => self.references.pass(to, names)?,
-        };
+        let refs = self.pass(to, names, held)?;
         self.words_ride(to);
         let one_way = Some(Box::new(one_way));
         let request = Leaving { to, message, until: None, runs_anyway: true, refs, one_way };
@@ -285,7 +282,7 @@ impl Shared {
         names: &[Mention],
         held: Option<Refs>,
     ) -> Result<()> {
-        let refs = held.map_or_else(|| self.held_here(names), |held| Ok(held.into_vec()))?;
+        let refs = self.held_here(names, held)?;
         let tensors = self.captured_here(message.parts)?;
         let service = message.envelope.context;
         let found = self.service_here(service).ok_or_else(|| no_service(one_way.service.as_str()))?;

@@ -42,6 +42,32 @@ fn an_interrupt_ends_a_wait_and_loses_no_failure() {
     });
 }
 
+/// The question of a wait that has ended goes on, and a worker tells what has failed once.
+#[test]
+fn what_a_wait_has_not_heard_is_told_by_the_next_one() {
+    each(2, 1, |session| {
+        let [sleep, fail, add] = ["sleep", "fail on", "add one"].map(|name| session.function(name).unwrap());
+        let brief = Some(Duration::from_millis(20));
+        for is_of_all in [true, false] {
+            for is_got in [true, false] {
+                session.call(&sleep, &Args::new().value(200_u64)).unwrap();
+                session.call(&fail, &Args::new().value(1_u32).value("unheard")).unwrap();
+                let late = if is_of_all { session.sync_all(brief) } else { session.sync(1, brief) }.unwrap_err();
+                assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+                let worker = if is_of_all { 0 } else { 1 };
+                assert!(late.to_string().contains(&format!("worker {worker} has not done its commands")), "{late}");
+                assert!(late.about().is_some() && late.advice().is_some(), "{late}");
+                let two = session.call(&add, &Args::new().value(1)).unwrap();
+                let told = if is_got { two.get::<i64>(1, PATIENCE).map(drop) } else { session.sync(1, PATIENCE) };
+                let told = told.unwrap_err();
+                assert!(told.to_string().contains("unheard"), "{told}");
+                assert_eq!(two.get::<i64>(1, PATIENCE).unwrap(), 2);
+                session.sync_all(PATIENCE).expect("it is told once");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_program_makes_the_waits_of_its_commands_and_no_others() {
     each(2, 1, |session| {
