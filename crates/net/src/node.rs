@@ -184,6 +184,13 @@ impl Company {
     fn wait_policy(self) -> WaitPolicy {
         WaitPolicy::for_ranks(self.local_ranks, self.cores)
     }
+
+    /// The same where one more thread is busy than there are processes: if these have no core to spare, nobody keeps
+    /// one while he waits, but polls for as long, for none of them computes while the others wait.
+    fn crowded_policy(self) -> WaitPolicy {
+        let policy = self.wait_policy();
+        if self.local_ranks < self.cores { policy } else { WaitPolicy { spin: Duration::ZERO, ..policy } }
+    }
 }
 
 pub(crate) struct Inner {
@@ -309,6 +316,14 @@ impl Node {
         *self.inner.company.lock() = company;
         if self.inner.config.wait.is_none() {
             self.inner.patience.limit(company.wait_policy());
+        }
+    }
+
+    /// Says that one more thread is busy on this host than [`share_host`](Self::share_host) has said processes are, and
+    /// that this node waits for it: where these have no core to spare, waits keep none from now on.
+    pub fn share_cores(&self) {
+        if self.inner.config.wait.is_none() {
+            self.inner.patience.limit(self.inner.company.lock().crowded_policy());
         }
     }
 
@@ -889,3 +904,25 @@ const _: fn() = || {
     fn both<T: Send + Sync>() {}
     both::<Node>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_keeps_a_core_where_one_more_thread_wants_it() {
+        let crowded = |local_ranks, cores| Company { local_ranks, cores }.crowded_policy();
+        let usual = WaitPolicy::for_ranks;
+        assert_eq!(crowded(2, 3), usual(2, 3), "each has a core");
+        assert_eq!(crowded(2, 2), WaitPolicy { spin: Duration::ZERO, ..usual(2, 2) });
+        assert_eq!(crowded(3, 2), usual(3, 2), "no process keeps a core");
+        let node = Node::start(NodeConfig::named("crowded")).expect("a node");
+        node.share_host(1_000_000, []);
+        node.share_cores();
+        assert_eq!(node.inner.patience.most(), usual(1_000_000, 1));
+        let set = WaitPolicy { spin: Duration::from_micros(7), yielding: Duration::ZERO };
+        let node = Node::start(NodeConfig { wait: Some(set), ..NodeConfig::named("set") }).expect("a node");
+        node.share_cores();
+        assert_eq!(node.inner.patience.most(), set, "the config says how waits go");
+    }
+}

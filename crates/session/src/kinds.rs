@@ -10,7 +10,6 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Collectives;
 use sheave_fleet::{JobPlan, MemberFleet};
 use sheave_mesh::{Config, Mesh};
-use sheave_net::{WaitPolicy, cores};
 use sheave_process::{Builder, Command, Job};
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,23 +136,13 @@ fn planned(workers: u32, groups: u32) -> Result<JobPlan> {
     Ok(JobPlan::new(workers, 0)?.not_for_ps_lite())
 }
 
-/// How long waits poll in a session of so many workers on this host. The controller and worker 0 are two threads of one
-/// rank, so with as many workers as cores there is a thread more than those: nobody may keep a core then, but all of
-/// them poll for as long as ranks that have one each, for none of them computes while the others wait.
-fn wait_policy(workers: usize, cores: usize) -> WaitPolicy {
-    let policy = WaitPolicy::for_ranks(workers, cores);
-    if workers < cores { policy } else { WaitPolicy { spin: Duration::ZERO, ..policy } }
-}
-
 /// Joins with the service of a worker, and what `serve` offers besides.
 pub(crate) fn join(
-    mut config: Config,
+    config: Config,
     lost: Option<Arc<Lost>>,
     interrupt: Option<Interrupt<'_>>,
     serve: impl FnOnce(&Mesh) -> Result<()>,
 ) -> Result<Joined> {
-    let workers = config.node.local_ranks;
-    config.node.wait.get_or_insert_with(|| wait_policy(workers, cores::usable([])));
     let known = lost.clone();
     let offer = |mesh: &Mesh| {
         serve(mesh)?;
@@ -162,7 +151,10 @@ pub(crate) fn join(
         // Before others know this node: what they send to its operations finds these.
         mesh.serve(SESSION.as_str(), Desk::new(mesh, known, Collectives::new(mesh)?, abort))
     };
-    Ok((Mesh::join_serving(config, interrupt, offer)?, lost))
+    let mesh = Mesh::join_serving(config, interrupt, offer)?;
+    // The controller and worker 0 are two threads of one member.
+    mesh.node().share_cores();
+    Ok((mesh, lost))
 }
 
 /// Is a worker, in a process that a session has started: joins it, and runs its commands on this thread until the
@@ -204,17 +196,4 @@ fn work_in(config: Config, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
     let (mesh, _) = join(config, None, asked, |_| Ok(()))?;
     mesh.work(SESSION, interrupt)?;
     mesh.finish()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_controller_counts_beside_the_workers() {
-        let usual = WaitPolicy::for_ranks;
-        assert_eq!(wait_policy(2, 3), usual(2, 3), "each has a core");
-        assert_eq!(wait_policy(2, 2), WaitPolicy { spin: Duration::ZERO, ..usual(2, 2) });
-        assert_eq!(wait_policy(3, 2), usual(3, 2), "no rank keeps a core");
-    }
 }
