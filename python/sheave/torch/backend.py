@@ -196,9 +196,11 @@ class SheaveBackend(Backend):
                 return sparse.all_reduce(self, self._members(), tensor, opts)
             outputs = Outputs()
             array = outputs.of(tensor)
-            if opts.reduceOp.op == _PREMUL_SUM:
+            # Each look at it makes an object.
+            kind = opts.reduceOp.op
+            if kind == _PREMUL_SUM:
                 array.mul_(opts.reduceOp.factor)
-            op = operator(opts.reduceOp, tensor.dtype)
+            op = operator(kind, tensor.dtype)
             return self._run(self._members().all_reduce, (array, op), opts, list(tensors), outputs.finish)
 
     def allreduce_sparse(self, tensors: Tensors, opts: Any) -> SheaveWork | None:
@@ -210,10 +212,11 @@ class SheaveBackend(Backend):
         with torch_errors():
             outputs = Outputs()
             arrays = outputs.all_of(tensors)
-            if opts.reduceOp.op == _PREMUL_SUM:
+            kind = opts.reduceOp.op
+            if kind == _PREMUL_SUM:
                 for array in arrays:
                     array.mul_(opts.reduceOp.factor)
-            kinds = {operator(opts.reduceOp, tensor.dtype) for tensor in tensors} or {"sum"}
+            kinds = {operator(kind, tensor.dtype) for tensor in tensors} or {"sum"}
             if len(kinds) > 1:
                 raise Unsupported(f"{opts.reduceOp.op} of numbers and truth values at once; hint: reduce them apart")
             return self._run(self._members().all_reduce, (arrays, *kinds), opts, list(tensors), outputs.finish)
@@ -232,7 +235,7 @@ class SheaveBackend(Backend):
         """Reduce a tensor of all ranks to one, in place there; elsewhere it is only read."""
         with torch_errors():
             tensor = tensors[opts.rootTensor]
-            op, outputs, root = operator(opts.reduceOp, tensor.dtype), Outputs(), opts.rootRank
+            op, outputs, root = operator(opts.reduceOp.op, tensor.dtype), Outputs(), opts.rootRank
             array = scaled(readable(tensor), opts.reduceOp)
             if root != self.rank():
                 return self._run(self._members().reduce, (array, op, None, root), opts, list(tensors), None)
@@ -277,7 +280,7 @@ class SheaveBackend(Backend):
             output, pieces, filled = _one(outputs, "outputs"), _one(inputs, "lists of inputs"), Outputs()
             self._check_count(pieces, "inputs")
             arrays = [scaled(readable(piece), opts.reduceOp) for piece in pieces]
-            arguments = (arrays, operator(opts.reduceOp, output.dtype), filled.of(output))
+            arguments = (arrays, operator(opts.reduceOp.op, output.dtype), filled.of(output))
             return self._run(self._members().reduce_scatter, arguments, opts, [output], filled.finish)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> SheaveWork | None:
@@ -285,7 +288,7 @@ class SheaveBackend(Backend):
         with torch_errors():
             filled = Outputs()
             array = scaled(readable(input), opts.reduceOp)
-            arguments = (array, operator(opts.reduceOp, output.dtype), filled.of(output))
+            arguments = (array, operator(opts.reduceOp.op, output.dtype), filled.of(output))
             return self._run(self._members().reduce_scatter, arguments, opts, [output], filled.finish)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> SheaveWork | None:
@@ -293,7 +296,7 @@ class SheaveBackend(Backend):
         with torch_errors():
             filled = Outputs()
             arrays = [scaled(readable(one), opts.reduceOp) for one in inputs]
-            kinds = {operator(opts.reduceOp, one.dtype) for one in outputs} or {"sum"}
+            kinds = {operator(opts.reduceOp.op, one.dtype) for one in outputs} or {"sum"}
             if len(kinds) > 1:
                 raise Unsupported(f"{opts.reduceOp.op} of numbers and truth values at once; hint: reduce them apart")
             arguments = (arrays, *kinds, filled.all_of(outputs))

@@ -41,11 +41,11 @@ _AS_BYTES = {
 """Dtypes that sheave has no name for; they are moved as bytes."""
 
 
-def operator(reduce_op: Any, dtype: torch.dtype) -> str:
-    """Return sheave's name for an operator of torch on this dtype."""
-    name = _OPERATORS.get(reduce_op.op)
+def operator(kind: Any, dtype: torch.dtype) -> str:
+    """Return sheave's name for a kind of operator of torch's on this dtype."""
+    name = _OPERATORS.get(kind)
     if name is None:
-        raise Unsupported(f"the operator {reduce_op.op}; hint: use one of {', '.join(sorted(_OPERATORS.values()))}")
+        raise Unsupported(f"the operator {kind}; hint: use one of {', '.join(sorted(_OPERATORS.values()))}")
     return _OF_BOOL.get(name, name) if dtype == torch.bool else name
 
 
