@@ -185,6 +185,34 @@ def test_vm_module(session_kind, tmp_path):
                 sess._sync_worker(worker)
 
 
+def test_a_vm_module_is_uploaded_to_nodes_that_lack_it(tmp_path, begin):
+    (tmp_path / "model.py").write_text("def where():\n    return __file__\n")
+    held = os.open(tmp_path, os.O_RDONLY)
+    try:
+        # Only this process has such a file, and so worker 0.
+        path = f"/proc/self/fd/{held}/model.py"
+        sess = begin(di.ProcessSession, 3)
+        lacking = sess.load_vm_module(path)["where"]()
+        with pytest.raises(FileNotFoundError, match="does not exist where the worker runs"):
+            lacking.debug_get_from_remote(1)
+        with pytest.raises(FileNotFoundError):
+            sess._sync_worker(2)
+        files = []
+        for _ in range(2):
+            where = sess.load_vm_module(path, upload=True)["where"]()
+            files.append([where.debug_get_from_remote(worker) for worker in range(3)])
+        assert files[0][0] == path and files[0] == files[1], "each is loaded once"
+        for file in files[0][1:]:
+            assert os.path.basename(file) == "model.py" and not os.path.exists(os.path.dirname(file)), file
+        (tmp_path / "model.py").write_text("def where():\n    return 'changed'\n")
+        assert sess.load_vm_module(path, upload=True)["where"]().debug_get_from_remote(1) == "changed"
+        with pytest.raises(FileNotFoundError, match="no_such"):
+            sess.load_vm_module("no_such.py", upload=True)
+        sess._sync_all()
+    finally:
+        os.close(held)
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @kinds
 def test_vm_module_of_c(session_kind, tmp_path):

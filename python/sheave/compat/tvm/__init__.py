@@ -30,7 +30,8 @@ What differs from TVM, in all of which TVM ends the process, hangs, or says some
   `scatter` within groups send the data to the first worker of each, and `scatter` takes a row for each of a group.
 - A `SocketSession` lets other threads run while it waits for its nodes, tensors come from and go to all of them, and
   nodes that do not know the secret of this user are turned away.
-- `load_vm_module` takes files of the kinds that `tvm.runtime.disco.register_module_loader` was told, at first Python's.
+- `load_vm_module` takes files of the kinds that `tvm.runtime.disco.register_module_loader` was told, at first Python's
+  and shared objects. With `upload=True` a file of the controller's goes along to nodes that have none of its path.
 - Errors are those of sheave, which are RuntimeErrors too.
 """
 

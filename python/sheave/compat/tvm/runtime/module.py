@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,20 +47,38 @@ def register_module_loader(suffix: str, loader: _Loader) -> None:
     _LOADERS[suffix] = loader
 
 
-def load_module(path: str, device: Device) -> Module:
-    """Returns the module of a file, which is loaded once in each process."""
+def load_module(path: str, device: Device, content: bytes | None = None) -> Module:
+    """Returns the module of a file, which is loaded once in each process.
+
+    Where there is no such file it is made of `content`, in a folder of its own that is there while it is loaded.
+    """
     path = os.path.abspath(path)
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"load_vm_module: {path} does not exist where the worker runs, process {os.getpid()}")
     suffix = os.path.splitext(path)[1]
+    if os.path.exists(path):
+        return _load_once(path, suffix, device, lambda loader: loader(path, device))
+    if content is None:
+        raise FileNotFoundError(f"load_vm_module: {path} does not exist where the worker runs, process {os.getpid()}")
+
+    def load(loader: _Loader) -> Module:
+        with tempfile.TemporaryDirectory(prefix="sheave-module-") as folder:
+            made = os.path.join(folder, os.path.basename(path))
+            with open(made, "xb") as file:
+                file.write(content)
+            return loader(made, device)
+
+    return _load_once(f"{path}, sha256 {hashlib.sha256(content).hexdigest()}", suffix, device, load)
+
+
+def _load_once(known_by: str, suffix: str, device: Device, load: Callable[[_Loader], Module]) -> Module:
     loader = _LOADERS.get(suffix)
     if loader is None:
         known = ", ".join(sorted(_LOADERS))
-        raise ValueError(f"load_vm_module: no loader for {suffix!r} files such as {path}; there are some for {known}")
+        what = f"no loader for {suffix!r} files such as {known_by}; there are some for {known}"
+        raise ValueError(f"load_vm_module: {what}")
     with _LOADING:
-        loaded = _LOADED.get((path, device))
+        loaded = _LOADED.get((known_by, device))
         if loaded is None:
-            loaded = _LOADED[path, device] = loader(path, device)
+            loaded = _LOADED[known_by, device] = load(loader)
         return loaded
 
 

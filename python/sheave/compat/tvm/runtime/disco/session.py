@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from sheave import session as ground
 from sheave.compat.tvm.runtime.device import Device
 from sheave.compat.tvm.runtime.disco.collectives import Collectives
@@ -64,13 +66,17 @@ class Session(Collectives):
         self._session.sync()
 
     @raising
-    def load_vm_module(self, path: str, device: Device | None = None) -> DModule:
+    def load_vm_module(self, path: str, device: Device | None = None, *, upload: bool = False) -> DModule:
         """Has each worker load a file, by a path that means the same for all of them. Returns at once.
 
-        Files are loaded by what `register_module_loader` was told for their kind in the worker's process.
+        Files are loaded by what `register_module_loader` was told for their kind in the worker's process. With
+        `upload` the file is this process's, and goes along to workers whose node has none of this path.
         """
-        load = self._get_cached_method("runtime.disco.load_vm_module")
-        return DModule(load(os.fspath(path), device), self)
+        load, path = self._get_cached_method("runtime.disco.load_vm_module"), os.fspath(path)
+        if not upload:
+            return DModule(load(path, device), self)
+        content = np.fromfile(path, np.uint8)
+        return DModule(load(os.path.abspath(path), device, content), self)
 
     @raising
     def shutdown(self) -> None:

@@ -53,8 +53,9 @@ def _import_python_module(name: str) -> None:
 
 
 @register_func("runtime.disco.load_vm_module", override=True)
-def _load_vm_module(path: str, device: Device | None = None) -> Module:
-    return load_module(path, cpu() if device is None else device)
+def _load_vm_module(path: str, device: Device | None = None, content: Any = None) -> Module:
+    uploaded = None if content is None else np.ascontiguousarray(content).tobytes()
+    return load_module(path, cpu() if device is None else device, uploaded)
 
 
 @register_func("runtime.disco._debug_copy_from", override=True)
