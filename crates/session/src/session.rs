@@ -322,7 +322,7 @@ impl Shared {
             return self.answered(worker, work.join()).map(drop);
         }
         self.unheard.keep(worker, (number, work));
-        self.unheard.hear(worker)?;
+        self.hear(worker)?;
         ended?;
         let error = Error::new(ErrorKind::DeadlineExceeded, format!("worker {worker} has not done its commands"));
         let error = error.operation(SYNC).elapsed(clock::since(since));
@@ -360,8 +360,13 @@ impl Shared {
     /// The answer of a worker, unless an earlier question has one that nobody has heard: it has come before.
     fn answered(&self, worker: u32, answer: Result<Answer>) -> Result<Answer> {
         let answer = answer.map_err(|error| self.explained(worker, error))?;
-        self.unheard.hear(worker)?;
+        self.hear(worker)?;
         Ok(answer)
+    }
+
+    /// Fails with what a worker has answered to earlier questions and nobody has heard.
+    fn hear(&self, worker: u32) -> Result<()> {
+        self.unheard.hear(worker).map_err(|error| self.explained(worker, error))
     }
 
     /// Why a worker has not answered.
