@@ -4,7 +4,7 @@
 use crate::common::{PATIENCE, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, NodeId, Rank, Result, Work, limits};
-use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Service};
+use sheave_mesh::{Answer, ArgList, Call, Expected, Lane, Mesh, Request, Service};
 use sheave_net::Part;
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
@@ -397,11 +397,14 @@ fn f25_what_is_cancelled_or_late_before_it_begins_never_begins() {
             let lost: Vec<_> = (0..10).map(|_| send(mesh, "it", "four", late())).collect();
             let anyway: Vec<_> =
                 (0..3).map(|_| send(mesh, "it", "four", Call { runs_anyway: true, ..late() })).collect();
+            let (mut list, brief) = (ArgList::default(), late().deadline);
+            list.push(&Value::Int(4)).expect("it is short");
+            let listed = mesh.call_list(other(mesh), "it", "four", &mut list, brief).expect("it is sent");
             cancelled.iter().for_each(Work::cancel);
             for work in cancelled.iter() {
                 assert_eq!(wait(work).expect_err("cancelled").kind(), ErrorKind::Cancelled);
             }
-            for work in lost.iter().chain(&anyway) {
+            for work in lost.iter().chain(&anyway).chain([&listed]) {
                 assert_eq!(wait(work).expect_err("late").kind(), ErrorKind::DeadlineExceeded);
             }
             let last = send(mesh, "it", "four", Value::None);
@@ -410,7 +413,7 @@ fn f25_what_is_cancelled_or_late_before_it_begins_never_begins() {
             go.store(true, SeqCst);
             assert_eq!(number(&wait(&held).expect("it ends")), 1);
             assert_eq!(number(&wait(&last).expect("it ends")), 1);
-            assert_eq!(ran.load(SeqCst), 4, "three that run anyway, and the last one");
+            assert_eq!(ran.load(SeqCst), 5, "four that run anyway, and the last one");
         });
     }
 }

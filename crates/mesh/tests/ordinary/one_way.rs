@@ -4,7 +4,7 @@
 use crate::common::{together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, UserError, limits};
-use sheave_mesh::{Call, CallOptions, Expected, Lane, Mesh, Methods, Ref, Request, Service, TypedService};
+use sheave_mesh::{ArgList, Call, CallOptions, Expected, Lane, Mesh, Methods, Ref, Request, Service, TypedService};
 use sheave_wire::Value;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,8 @@ impl Service for Log {
             ("make", name) => {
                 let _ = request.promises.fulfil(name, Arc::new(numbers.len() as i64));
             }
-            ("make and fail", name) => {
+            ("make and fail", args) => {
+                let name = if let Value::List(items) = args { &items[0] } else { args };
                 let _ = request.promises.fulfil(name, Arc::new(7_i64));
                 request.reply.error(Error::new(ErrorKind::Mismatch, "it has another shape"));
             }
@@ -268,6 +269,13 @@ fn fill_and_poison(mesh: &Mesh, to: NodeId) {
     mesh.cast(to, "log", "make and fail", held.to_fill()).expect("it is sent");
     assert_eq!(object(mesh, to, &held).expect("it is filled"), 7);
     assert_eq!(told(mesh, to).expect_err("it has failed").kind(), ErrorKind::Mismatch);
+    // The same where there is an answer to tell it, to arguments that are written already.
+    let (held, mut list) = (promise(), ArgList::default());
+    list.push_to_fill(&held).expect("it is short");
+    let called = mesh.call_list(to, "log", "make and fail", &mut list, None).expect("it is sent");
+    assert_eq!(wait(&called).expect_err("it has failed").kind(), ErrorKind::Mismatch);
+    assert_eq!(object(mesh, to, &held).expect("it is filled"), 7);
+    told(mesh, to).expect("its caller was told by the answer");
     // Nobody serves that.
     let held = promise();
     let sent = mesh.cast(to, "nothing", "make", held.to_fill());
