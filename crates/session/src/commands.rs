@@ -53,7 +53,7 @@ pub(crate) const COMMANDS: &str = "do";
 /// The method of commands behind which the worker is to say whether all is well.
 pub(crate) const SYNC: &str = "sync";
 
-/// A worker that is late.
+/// The hint of errors that name a worker which is late.
 pub(crate) const BUSY: &str = "its function takes long, or waits for something that does not come";
 
 /// Commands in one message at most: about as many as come within [`BATCH_SPAN`].
@@ -197,7 +197,7 @@ struct Turn {
     /// When the last one came that found none kept, or when what was kept left in time.
     last: Option<Instant>,
     is_timed: bool,
-    /// When it was looked last, nothing was kept.
+    /// Whether the timer has found nothing kept when it ran last.
     is_awaited: bool,
 }
 

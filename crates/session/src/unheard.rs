@@ -4,9 +4,10 @@
 //! there, by its timeout or because it was interrupted, the question goes on, and its answer is for whoever waits for
 //! this worker next: nothing that has failed stays unsaid.
 //!
-//! Who asks again though nothing was issued meanwhile waits for the answer of the same question. So there are no more
-//! of them than commands that a worker has not done, but for one of each thread that waits, and
-//! [`commands`](crate::commands) bounds these.
+//! **Bounds.** A wait that begins though nothing was issued meanwhile is for the answer of the same question, and
+//! answers that tell of nothing are dropped. So there are no more questions than commands that a worker has not done,
+//! which [`commands`](crate::commands) bounds, but for one of each thread that waits, and for failures of which nobody
+//! has heard yet.
 
 use parking_lot::Mutex;
 use sheave_base::{Result, Work};
@@ -26,7 +27,11 @@ impl Unheard {
 
     /// Keeps a question for whoever waits next.
     pub(crate) fn keep(&self, worker: u32, question: Question) {
-        self.0.lock()[worker as usize].push_back(question);
+        let is_well = |(_, work): &Question| work.result().is_some_and(|answer| answer.is_ok());
+        let questions = &mut self.0.lock()[worker as usize];
+        // Whoever is interrupted each time hears of none. Their answers hold nothing whose drop could do anything.
+        questions.retain(|question| !is_well(question));
+        questions.push_back(question);
     }
 
     /// Takes the last question, if nothing was issued since.
@@ -54,7 +59,7 @@ impl Unheard {
 mod tests {
     use super::*;
     use crate::{Args, Function, Held, Session, register_function};
-    use sheave_base::ErrorKind;
+    use sheave_base::{Error, ErrorKind};
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
@@ -78,5 +83,21 @@ mod tests {
         session.sync_all(None).unwrap();
         assert_eq!(questions(), 0);
         session.shutdown().unwrap();
+    }
+
+    #[test]
+    fn answers_that_tell_of_nothing_are_not_kept_and_failures_are() {
+        let unheard = Unheard::of(1);
+        for number in 0..10 {
+            let failed = || Error::new(ErrorKind::Remote, format!("command {number}"));
+            let answer = if number % 5 == 4 { Err(failed()) } else { Ok(Answer::default()) };
+            unheard.keep(0, (number, Work::ready("sync", answer)));
+        }
+        assert_eq!(unheard.0.lock()[0].len(), 2);
+        for number in [4, 9] {
+            let told = unheard.hear(0).expect_err("it has failed").to_string();
+            assert!(told.contains(&format!("command {number}")), "{told}");
+        }
+        unheard.hear(0).expect("each is told once");
     }
 }

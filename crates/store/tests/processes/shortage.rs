@@ -25,8 +25,8 @@ const BIG: usize = 8 << 20;
 /// Of a server whose arena is full: the big tensor is elsewhere.
 const ARENA_BYTES: u64 = 1 << 20;
 
-/// What a process of little memory gets back from each other one that leaves: enough for a thread and for what that
-/// does, and not for the first of the two alone, with which it would not come far.
+/// The first segment of each process, which one of little memory gets back from each other one that leaves: enough for
+/// a thread and for what that does, and not for the first of the two alone, with which it would not come far.
 const SEGMENT_BYTES: u64 = 8 << 20;
 
 /// After so long a silence a member is dead: no test waits for that.
