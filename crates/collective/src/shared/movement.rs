@@ -22,7 +22,7 @@ use super::run::Run;
 use super::{ROUND_BYTES, ROUNDS, Span, input_at, part_bytes, part_of, span};
 use crate::operation::{Header, Kind};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::copy_bytes;
+use sheave_tensor::{copy_bytes, copy_piece};
 
 /// What long work copies at once where nothing is computed: the fewest bytes that go around the cache.
 const COPY_BYTES: usize = 4 << 20;
@@ -181,6 +181,17 @@ impl Movement {
     fn fill(&self, run: &Run) -> Result<()> {
         let (index, job) = (run.board().index, run.job()?);
         let (input, window) = (part(job.input.as_ref())?, part(run.window())?);
+        if let Some(own) = self.own_with_window(run) {
+            // While its bytes are near.
+            let (from, length) = self.round_of(own, self.filled);
+            let target = part(job.output.as_ref())?.part(own.target + from..own.target + from + length).start();
+            let source = input.part(own.source + from..own.source + from + length).start();
+            if !std::ptr::eq(source, target) {
+                // SAFETY: as for the copy without a window, of which this is a round.
+                unsafe { copy_piece(target, source, length, own.length) };
+                run.spend(2 * length);
+            }
+        }
         let readers = self.readers(self.filled).take(if self.is_common { 1 } else { usize::MAX });
         for seat in readers {
             let span = self.peers[seat].sends;
@@ -192,6 +203,13 @@ impl Movement {
             run.spend(2 * length);
         }
         Ok(())
+    }
+
+    /// This rank's own part, if it is copied round by round as its window is filled: where all get the same bytes.
+    fn own_with_window(&self, run: &Run) -> Option<Span> {
+        let own = self.peers[run.board().index].gets;
+        let is_same = self.fills > 0 && matches!(run.header.kind, Kind::AllGather | Kind::AllGatherV);
+        (is_same && own.length > 0).then_some(own)
     }
 
     /// How many copies need no window: this rank's own part, and what it writes to and reads from each other rank.
@@ -225,7 +243,7 @@ impl Movement {
         let Some(step) = number.checked_sub(1) else {
             let own = self.peers[index].gets;
             return Ok(match (&job.input, &job.output) {
-                (Some(input), Some(output)) if own.length > 0 => {
+                (Some(input), Some(output)) if own.length > 0 && self.own_with_window(run).is_none() => {
                     let input = input.part(own.source..own.source + own.length);
                     (input.start().cast_const(), output.part(own.target..own.target + own.length).start(), own.length)
                 }
@@ -255,7 +273,7 @@ impl Movement {
             let target = output.part(peer.gets.target + from..peer.gets.target + from + length);
             let source = start(peer.source.as_ref())?.wrapping_add(self.in_window(run, seat, index, self.taken));
             // SAFETY: the round is filled, and stays so until this rank has taken it; the output is leased.
-            unsafe { copy_bytes(target.start(), source, target.len_bytes()) };
+            unsafe { copy_piece(target.start(), source, target.len_bytes(), peer.gets.length) };
             run.spend(2 * target.len_bytes());
         }
         Ok(())

@@ -11,8 +11,18 @@ const STREAM_BYTES_MIN: usize = 4 << 20;
 /// `source` must be readable and `target` writable for `len_bytes`; they must not overlap; nobody may write the source
 /// or touch the target meanwhile.
 pub unsafe fn copy_bytes(target: *mut u8, source: *const u8, len_bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_piece(target, source, len_bytes, len_bytes) }
+}
+
+/// Copies a piece of a longer copy, which has `whole_bytes` in all: as [`copy_bytes`] copies the whole.
+///
+/// # Safety
+///
+/// As for [`copy_bytes`], for the piece.
+pub unsafe fn copy_piece(target: *mut u8, source: *const u8, len_bytes: usize, whole_bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if len_bytes >= STREAM_BYTES_MIN && super::Level::detected() != super::Level::Plain {
+    if whole_bytes >= STREAM_BYTES_MIN && super::Level::detected() != super::Level::Plain {
         // SAFETY: every level but the plain one has AVX2; the rest is the caller's promise.
         unsafe { stream(target, source, len_bytes) };
         return;

@@ -26,7 +26,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use crate::Dtype;
 use level::Level;
 
-pub use copy::copy_bytes;
+pub use copy::{copy_bytes, copy_piece};
 pub use scale::scale;
 
 /// How two elements become one.

@@ -7,7 +7,7 @@ use sheave_base::ErrorKind;
 use super::elementwise::{Operands, reduce_at};
 use super::level::Level;
 use super::scale::scale_at;
-use super::{Op, copy_bytes, reduce, reduce_raw, scale};
+use super::{Op, copy_bytes, copy_piece, reduce, reduce_raw, scale};
 use crate::Dtype;
 
 fn config() -> ProptestConfig {
@@ -274,6 +274,18 @@ fn large_copies_are_whole_and_stay_inside() {
         let mut target = vec![0xa5_u8; shift + len_bytes + 64];
         // SAFETY: both ranges have that many bytes, in vectors of their own.
         unsafe { copy_bytes(target.as_mut_ptr().add(shift), source.as_ptr().add(skip), len_bytes) };
+        assert!(target[shift..shift + len_bytes] == source[skip..skip + len_bytes]);
+        assert!(target[..shift].iter().chain(&target[shift + len_bytes..]).all(|&byte| byte == 0xa5));
+    }
+}
+
+#[test]
+fn pieces_of_large_copies_are_whole_and_stay_inside() {
+    let source: Vec<u8> = (0..5000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for (shift, skip, len_bytes) in [(0, 0, 4096), (1, 0, 4097), (63, 7, 64), (32, 5, 63), (3, 3, 1), (9, 1, 0)] {
+        let mut target = vec![0xa5_u8; shift + len_bytes + 64];
+        // SAFETY: both ranges have that many bytes, in vectors of their own.
+        unsafe { copy_piece(target.as_mut_ptr().add(shift), source.as_ptr().add(skip), len_bytes, 64 << 20) };
         assert!(target[shift..shift + len_bytes] == source[skip..skip + len_bytes]);
         assert!(target[..shift].iter().chain(&target[shift + len_bytes..]).all(|&byte| byte == 0xa5));
     }
