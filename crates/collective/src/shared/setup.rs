@@ -13,7 +13,7 @@ use super::board::{Board, Seat, TensorWords};
 use crate::group::State;
 use crate::hosts::shared_host_of;
 use crate::mail::Awaiting;
-use sheave_base::{Error, ErrorKind, Result, Tag};
+use sheave_base::{Error, ErrorKind, Rank, Result, Tag, Work};
 use sheave_mesh::Mesh;
 use sheave_net::{Envelope, Message, Neighbour, Outgoing, Part, Wanted};
 use sheave_tensor::{Mode, Tensor};
@@ -35,23 +35,33 @@ pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
         return Ok(None);
     }
     let own = state.group.rank().0;
-    let neighbours = neighbours(state).await?;
     // A node without memory to give goes on with the others by links.
-    let desk = TensorWords::memory(state.hub.node.arena()).ok().filter(|_| neighbours.is_some());
-    exchange(state, DESKS, u8::from(desk.is_some()), desk.as_ref()).await?;
+    let desk = TensorWords::memory(state.hub.node.arena()).ok();
+    // All begin before the first one is waited for, which the next step does.
+    (own + 1..state.size()).for_each(|rank| drop(state.group.link_to(Rank(rank))));
+    let mut sends = Vec::new();
+    for rank in own + 1..state.size() {
+        sends.push(give(state, rank, desk.as_ref()).await?);
+    }
     let mut seats = Vec::new();
     for rank in 0..state.size() {
         let (tensor, neighbour) = if rank == own {
             (desk.clone(), None)
         } else {
-            let neighbour = neighbours.as_ref().and_then(|neighbours| neighbours.get(rank as usize).cloned().flatten());
-            (received(state, rank, DESKS).await?, neighbour)
+            let tensor = received(state, rank, DESKS).await?;
+            if rank < own {
+                sends.push(give(state, rank, desk.as_ref()).await?);
+            }
+            (tensor, neighbour(state, rank).await?)
         };
         seats.push(tensor.and_then(|tensor| Seat::new(rank, tensor, neighbour).ok()));
     }
+    for send in sends {
+        send.await?;
+    }
     let seats: Option<Vec<Seat>> = seats.into_iter().collect();
     let seats = seats.filter(|seats| seats.iter().all(|seat| seat.rank == own || seat.neighbour.is_some()));
-    exchange(state, ANSWERS, u8::from(seats.is_some()), None).await?;
+    tell(state, u8::from(seats.is_some())).await?;
     let mut all_have = seats.is_some();
     for rank in (0..state.size()).filter(|rank| *rank != own) {
         all_have &= answer(state, rank).await?;
@@ -67,38 +77,36 @@ fn is_one_host(mesh: &Mesh, state: &State) -> bool {
     first.is_some() && (1..state.size()).all(|rank| host(rank) == first)
 }
 
-/// The other members, by rank, if all of them share memory with this node.
-async fn neighbours(state: &State) -> Result<Option<Vec<Option<Neighbour>>>> {
-    let mut neighbours = Vec::new();
-    let mut are_all = true;
-    for rank in 0..state.size() {
-        if rank == state.group.rank().0 {
-            neighbours.push(None);
-            continue;
-        }
-        let link = state.link(rank).await?;
-        let neighbour = state.hub.node.neighbour(link)?;
-        are_all &= neighbour.is_some();
-        neighbours.push(neighbour);
-    }
-    Ok(are_all.then_some(neighbours))
+/// Another rank as one that shares memory with this node, if it does.
+async fn neighbour(state: &State, rank: u32) -> Result<Option<Neighbour>> {
+    let link = state.link(rank).await?;
+    state.hub.node.neighbour(link)
 }
 
-/// Sends the same to all others.
-async fn exchange(state: &State, tag: Tag, has: u8, desk: Option<&Tensor>) -> Result<()> {
+/// Gives a rank this one's desk, if it has one and that rank can see it.
+async fn give(state: &State, rank: u32, desk: Option<&Tensor>) -> Result<Work<()>> {
+    let desk = neighbour(state, rank).await?.and(desk);
+    let mut message = Outgoing::control(envelope(state, DESKS), words(state, u8::from(desk.is_some())));
+    message.parts.extend(desk.map(|desk| Part::new(desk.clone(), Mode::Share)));
+    state.hub.node.isend(state.link(rank).await?, message)
+}
+
+/// Tells all others whether this rank has everybody's desk.
+async fn tell(state: &State, has_all: u8) -> Result<()> {
     let own = state.group.rank().0;
     let mut sends = Vec::new();
     for rank in (0..state.size()).filter(|rank| *rank != own) {
-        let link = state.link(rank).await?;
-        let envelope = Envelope::data(state.context(own, SORT), tag);
-        let mut message = Outgoing::control(envelope, words(state, has));
-        message.parts.extend(desk.map(|desk| Part::new(desk.clone(), Mode::Share)));
-        sends.push(state.hub.node.isend(link, message)?);
+        let message = Outgoing::control(envelope(state, ANSWERS), words(state, has_all));
+        sends.push(state.hub.node.isend(state.link(rank).await?, message)?);
     }
     for send in sends {
         send.await?;
     }
     Ok(())
+}
+
+fn envelope(state: &State, tag: Tag) -> Envelope {
+    Envelope::data(state.context(state.group.rank().0, SORT), tag)
 }
 
 async fn message(state: &State, rank: u32, tag: Tag) -> Result<Message> {

@@ -149,3 +149,16 @@ fn a_group_that_is_begun_is_cancelled() {
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     });
 }
+
+/// All ranks come to the first operation of a group at once, and two of them that both connected would have two links.
+#[test]
+fn ranks_of_one_host_make_one_link_for_each_pair() {
+    for _ in 0..5 {
+        let links = together(RANKS, Medium::SharedMemory, |mesh, world| {
+            mesh.world().barrier().expect("all live");
+            wait(&world.barrier()).expect("all come");
+            mesh.node().links().len()
+        });
+        assert_eq!(links, [RANKS as usize - 1; RANKS as usize]);
+    }
+}
