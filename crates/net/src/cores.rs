@@ -6,9 +6,11 @@
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Returns how many cores the calling thread and these processes may use together, at least one. A process that cannot
-/// be seen, because it has ended or is in another namespace, counts for nothing.
+/// be seen, because it has ended or is in another namespace, counts for nothing. Affinities are asked for each time,
+/// the quota once in a process.
 #[must_use]
 pub fn usable(pids: impl IntoIterator<Item = u32>) -> usize {
     let of_process = |pid: u32| sched_getaffinity(Some(Pid::from_raw(i32::try_from(pid).ok()?)?)).ok();
@@ -17,7 +19,9 @@ pub fn usable(pids: impl IntoIterator<Item = u32>) -> usize {
     if cores == 0 {
         return std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     }
-    cores.min(quota().unwrap_or(usize::MAX)).max(1)
+    // Half a dozen files, which every start of a node would read several times.
+    static QUOTA: OnceLock<Option<usize>> = OnceLock::new();
+    cores.min(QUOTA.get_or_init(quota).unwrap_or(usize::MAX)).max(1)
 }
 
 /// The core that the calling thread runs on, where the system says so. It may be another one a moment later.
