@@ -99,6 +99,7 @@ class _Asked:
                 kind = type(store).__name__
                 raise TypeError(f"meet is a {kind} without {method}(); expected a store with set() and get()")
         self.name = f"the store ({type(store).__name__})"
+        self.is_fresh = isinstance(store, _Collective)
         self._store = store
         self._pending: tuple[threading.Event, list[bytes], list[BaseException]] | None = None
 
@@ -108,7 +109,7 @@ class _Asked:
 
     def get(self, key: str, timeout: float) -> bytes | None:
         """Return the value of a key, or None if there is none after so many seconds."""
-        if isinstance(self._store, _Collective):
+        if self.is_fresh:
             return self._store.get(key)
         if self._pending is None:
             pending: tuple[threading.Event, list[bytes], list[BaseException]] = (threading.Event(), [], [])

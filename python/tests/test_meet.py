@@ -126,6 +126,24 @@ def test_ranks_meet_through_collective_operations_of_others():
     assert meeting([gather(all_gather), gather(all_gather)]) == [size, size]
 
 
+def test_a_failure_that_comes_by_a_collective_operation_is_of_no_earlier_attempt():
+    with sheave.Node("another") as other:
+        taken = other.listen().rsplit("/", 1)[0].rsplit(":", 1)[1]
+        carried, said = [], threading.Event()
+
+        def broadcast(value, root):
+            if value is not None:
+                carried.append(value)
+                said.set()
+            assert said.wait(timeout=60)
+            return carried[0]
+
+        first, other_rank = meeting([bcast(broadcast), bcast(broadcast)], bind=f"127.0.0.1:{taken}")
+    assert isinstance(first, sheave.AlreadyExists), first
+    assert isinstance(other_rank, sheave.PeerLost) and "that the others meet at failed" in str(other_rank), other_rank
+    assert other_rank.elapsed is None or other_rank.elapsed < 30, other_rank
+
+
 def test_processes_meet_in_a_file_which_is_gone_when_they_have_met(start, tmp_path):
     path = tmp_path / "job42"
     path.write_text("sheave meeting 1\nsheave://127.0.0.1:1/?node=0000000000000001\n")

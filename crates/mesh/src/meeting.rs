@@ -75,6 +75,11 @@ pub trait Meet: Send + Sync + fmt::Debug {
     fn takes_secrets(&self) -> bool {
         true
     }
+
+    /// Returns whether all that is found in it is of this attempt to meet, as in what only this attempt knows.
+    fn is_fresh(&self) -> bool {
+        false
+    }
 }
 
 /// Where a mesh meets.
@@ -193,7 +198,8 @@ pub(crate) fn publish_failure(store: &Arc<dyn Meet>, error: &Error) {
     let _ = store.set(MEETING_KEY, format!("{HEAD}\n{FAILED}{what}\n").as_bytes());
 }
 
-/// Waits for a record that is not `stale`. A failure that is there from the start is of an earlier attempt.
+/// Waits for a record that is not `stale`. A failure that is there from the start is of an earlier attempt, unless the
+/// store is fresh.
 pub(crate) fn find(
     store: &Arc<dyn Meet>,
     stale: Option<&Record>,
@@ -208,7 +214,9 @@ pub(crate) fn find(
         match found {
             Some(bytes) if ignored.as_ref() == Some(&bytes) => sheave_base::thread::sleep(STALE_PAUSE),
             Some(bytes) => match Record::read(&bytes) {
-                Err(error) if is_first && error.kind() == ErrorKind::PeerLost => ignored = Some(bytes),
+                Err(error) if is_first && !store.is_fresh() && error.kind() == ErrorKind::PeerLost => {
+                    ignored = Some(bytes);
+                }
                 read => return read.map_err(named),
             },
             None => {}

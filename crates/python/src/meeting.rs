@@ -13,6 +13,7 @@ use std::time::Duration;
 pub(crate) struct PyMeet {
     helper: Py<PyAny>,
     name: String,
+    is_fresh: bool,
     raised: Arc<Mutex<Option<PyErr>>>,
 }
 
@@ -31,8 +32,9 @@ impl PyMeet {
         let py = store.py();
         let helper = life::below(py, || py.import("sheave.meet")?.getattr("_Asked")?.call1((store,)))?;
         let name = helper.getattr("name")?.extract()?;
+        let is_fresh = helper.getattr("is_fresh")?.extract()?;
         let raised = Arc::default();
-        Ok((Self { helper: helper.unbind(), name, raised: Arc::clone(&raised) }, Raised(raised)))
+        Ok((Self { helper: helper.unbind(), name, is_fresh, raised: Arc::clone(&raised) }, Raised(raised)))
     }
 
     fn ask<T>(&self, what: &str, act: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
@@ -63,6 +65,10 @@ impl Meet for PyMeet {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
         self.ask("get a key", |helper| helper.call_method1("get", (key, timeout.as_secs_f64()))?.extract())
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.is_fresh
     }
 
     fn remove(&self, key: &str, value: &[u8]) -> Result<()> {
