@@ -144,15 +144,41 @@ from sheave._core import (
     scatter,
     send,
 )
-from sheave import session
-from sheave.fleet import Fleet
-from sheave.kvstore import KVStore, run_server
-from sheave.lanes import lane
-from sheave.members import MemberFleet
-from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import bayes, exchange, learner, meet, optim, particle, placement, versions
+    from sheave import bayes, exchange, fleet, kvstore, lanes, learner, meet, members, optim, particle, placement
+    from sheave import session, spawning, versions
+    from sheave.fleet import Fleet
+    from sheave.kvstore import KVStore, run_server
+    from sheave.lanes import lane
+    from sheave.members import MemberFleet
+    from sheave.spawning import spawn
+
+_MODULES = (
+    "bayes",
+    "exchange",
+    "fleet",
+    "kvstore",
+    "lanes",
+    "learner",
+    "meet",
+    "members",
+    "optim",
+    "particle",
+    "placement",
+    "session",
+    "spawning",
+    "versions",
+)
+_HOMES = {
+    "Fleet": "fleet",
+    "KVStore": "kvstore",
+    "MemberFleet": "members",
+    "lane": "lanes",
+    "run_server": "kvstore",
+    "spawn": "spawning",
+}
+"""The modules of names that are not `_core`'s."""
 
 __all__ = [
     "AlreadyExists",
@@ -229,9 +255,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("bayes", "exchange", "learner", "meet", "optim", "particle", "placement", "versions"):
+    """Import what is written in Python when it is first used: a program that needs none of it starts sooner."""
+    home = _HOMES.get(name)
+    if home is None and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    found = globals()[name] = module if home is None else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return all names, those included that were not used yet."""
+    return sorted({*globals(), *__all__})
