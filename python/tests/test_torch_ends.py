@@ -105,6 +105,35 @@ def test_a_death_is_raised_on_every_path_with_rank_and_operation(start_torch, re
         assert (is_known, is_told) == (str(path not in ("future", "DDP")), "True"), (path, said)
 
 
+REFUSALS = """
+import sheave.torch
+if rank == 0 and sys.argv[4]:
+    def raising(**settings):
+        raise MemoryError(sys.argv[4])
+    sheave.Mesh = raising
+begun = time.monotonic()
+try:
+    dist.init_process_group("sheave", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size, timeout=timeout)
+    print("it returned")
+except (RuntimeError, MemoryError) as error:
+    print(type(error).__name__, time.monotonic() - begun < 60, error)
+"""
+
+
+@pytest.mark.parametrize("raised", ["", "no memory for it"])
+def test_why_rank_0_makes_no_group_is_told_to_all(start_torch, tmp_path, raised):
+    source = BEGIN.rsplit("\n", 2)[0] + REFUSALS
+    variables = [{} if raised else {"SHEAVE_TRANSPORT": "pigeons"}, {}, {}]
+    ranks = [
+        start_torch(source, rank, 3, tmp_path / "store", raised, **own) for rank, own in enumerate(variables)
+    ]
+    first, *others = [rank.line() for rank in ranks]
+    kinds = ("MemoryError", "PeerLost") if raised else ("InvalidArgument", "InvalidArgument")
+    assert first.startswith(f"{kinds[0]} True ") and (raised or "pigeons") in first, first
+    for other in others:
+        assert other.startswith(f"{kinds[1]} True rank 0 has ") and (raised or "pigeons") in other, other
+
+
 def test_a_rank_that_is_missing_is_named_by_the_timeout(start_torch, tmp_path):
     source = """
 groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import Backend
 
 import sheave
 from sheave.torch import sparse
-from sheave.torch.errors import InvalidArgument, Unsupported, torch_errors
-from sheave.torch.tensors import Outputs, operator, readable, scaled
+from sheave.torch.errors import InvalidArgument, Unsupported, torch_errors, translated
+from sheave.torch.tensors import Outputs, is_plain, operator, readable, scaled
 from sheave.torch.work import SheaveWork
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class SheaveBackend(Backend):
         self._options = Backend.Options("sheave", timeout=timeout)
         self._options.group_name = name  # type: ignore[assignment, unused-ignore]
         self._options.global_ranks_in_group = ranks
+        self._set_default_timeout(timeout)
         self._sequence = 0
         self._works: weakref.WeakSet[SheaveWork] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -98,10 +99,11 @@ class SheaveBackend(Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long an operation may take that names no timeout itself."""
-        self._options._timeout = timeout
+        self._set_default_timeout(timeout)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._options._timeout = timeout
+        self._usual_limit_s = timeout.total_seconds() if timeout > _UNSET else None
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -139,8 +141,9 @@ class SheaveBackend(Backend):
             self._joined.release()
 
     def meet(self) -> None:
-        """Wait until every rank has made the group."""
-        self._members().barrier(timeout=self._limit_s(None))
+        """Wait until every rank has made the group, the first one of its mesh."""
+        # By the mesh, whose barrier needs no links but those to rank 0.
+        self._joined.mesh.barrier(self._limit_s(None))
 
     def part(self, ranks: list[int], name: str, timeout: timedelta | None) -> SheaveBackend:
         """Return the backend of some ranks of this group, this one among them, in their order."""
@@ -160,8 +163,7 @@ class SheaveBackend(Backend):
     def _limit_s(self, opts: Any) -> float | None:
         """Return the seconds that an operation may take: its own timeout, or the group's."""
         own = getattr(opts, "timeout", _UNSET)
-        limit = own if own > _UNSET else self._options._timeout
-        return limit.total_seconds() if limit > _UNSET else None
+        return own.total_seconds() if own > _UNSET else self._usual_limit_s
 
     def _run(
         self, begin: Begin, arguments: tuple[Any, ...], opts: Any, result: Any, finish: Callable[[], object] | None
@@ -190,18 +192,24 @@ class SheaveBackend(Backend):
         if len(tensors) > 1:
             return self.allreduce_coalesced(tensors, opts)
         (tensor,) = tensors
-        with torch_errors():
-            if tensor.layout == torch.sparse_coo:
-                self._sequence += 1
-                return sparse.all_reduce(self, self._members(), tensor, opts)
-            outputs = Outputs()
-            array = outputs.of(tensor)
+        # The most frequent operation, whose short ones take less time than what others enter and make here.
+        try:
+            array, finish = tensor, None
+            if not is_plain(tensor):
+                if tensor.layout == torch.sparse_coo:
+                    self._sequence += 1
+                    return sparse.all_reduce(self, self._members(), tensor, opts)
+                outputs = Outputs()
+                array = outputs.of(tensor)
+                finish = outputs.finish
             # Each look at it makes an object.
             kind = opts.reduceOp.op
+            op = operator(kind, tensor.dtype)
             if kind == _PREMUL_SUM:
                 array.mul_(opts.reduceOp.factor)
-            op = operator(kind, tensor.dtype)
-            return self._run(self._members().all_reduce, (array, op), opts, list(tensors), outputs.finish)
+            return self._run(self._members().all_reduce, (array, op), opts, tensors, finish)
+        except sheave.SheaveError as error:
+            raise translated(error) from error.__cause__
 
     def allreduce_sparse(self, tensors: Tensors, opts: Any) -> SheaveWork | None:
         """The same as `allreduce`."""
