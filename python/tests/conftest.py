@@ -16,8 +16,8 @@ import sheave
 os.environ["SHEAVE_SECRET"] = os.urandom(16).hex()
 
 
-SUITES = ("soak",)
-"""Tests that take long are marked with the suite that they belong to and why, as in `@pytest.mark.soak("minutes")`."""
+SUITES = ("soak", "adversity")
+"""Tests that take long or need root are marked with their suite and why, as in `@pytest.mark.soak("minutes")`."""
 
 
 def pytest_addoption(parser):
@@ -50,14 +50,15 @@ def pair(request):
 
 
 class Program:
-    """A Python program in a process of its own, which is gone when the test is over."""
+    """A Python program in a process of its own, which is gone when the test is over; it may run `on` another host."""
 
-    def __init__(self, source, *arguments, forks=None, **environment):
+    def __init__(self, source, *arguments, forks=None, on=None, **environment):
         if forks is not None:
             self.process = forks.start(source, *arguments, **environment)
             return
+        command = [sys.executable, "-u", "-c", textwrap.dedent(source), *map(str, arguments)]
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", textwrap.dedent(source), *map(str, arguments)],
+            command if on is None else on.command(*command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
