@@ -11,7 +11,9 @@ prints lines: bytes, and nanoseconds of rounds as the slowest rank saw them.
 that `sheave.torch.empty` made. `reduce_scatter` and `all_gather` do what FSDP2 does for 16 MiB of unsharded
 parameters, and `ddp` is a step of eight layers of 1024 by 1024 with a batch of four, forward, backward and SGD. Long
 inputs are written again before each round, outside the timer. `init` is `init_process_group` in a process that has
-imported torch and nothing of a backend.
+imported what the backend is in, as it has with torch for those of torch's own; `init_by_name` in one that has imported
+torch alone, and so looks for the backend in all installed packages; `init_and_barrier` is the first one, and a barrier,
+for all backends link ranks when they first need it.
 """
 
 import datetime
@@ -110,6 +112,8 @@ def time_ddp(rounds):
 def main(case, backend, rounds, meet):
     torch.set_num_threads(1)
     rank, size = int(os.environ["SHEAVE_RANK"]), int(os.environ["SHEAVE_WORLD_SIZE"])
+    if backend == "sheave" and case != "init_by_name":
+        import sheave.torch
     files = dist.FileStore(meet, size)
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -120,9 +124,11 @@ def main(case, backend, rounds, meet):
     store.wait([f"up/{other}" for other in range(size)])
     begun = time.perf_counter_ns()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    if case == "init_and_barrier":
+        dist.barrier()
     took_ns = time.perf_counter_ns() - begun
     match case:
-        case "init":
+        case "init" | "init_by_name" | "init_and_barrier":
             times_ns = slowest([took_ns])
             if rank == 0:
                 report(0, times_ns)
@@ -131,8 +137,6 @@ def main(case, backend, rounds, meet):
         case "all_reduce_unrecorded":
             time_all_reduce(rounds, [SHORT_BYTES])
         case "all_reduce_arena":
-            import sheave.torch
-
             time_all_reduce(rounds, [SHORT_BYTES, MIDDLE_BYTES, LONG_BYTES], sheave.torch.empty)
         case "reduce_scatter" | "all_gather":
             time_sharded(case, rounds)

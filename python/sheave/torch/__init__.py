@@ -17,6 +17,7 @@ recorder, and 10 µs with `TORCH_FR_BUFFER_SIZE=0`, which ends that. `sheave ben
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,9 @@ def register() -> None:
         raise sheave.Unsupported(
             f"torch {torch.__version__} has no backends written in Python; hint: install torch {FLOOR} or later"
         ) from None
+    # What a group needs is here before the first one is made, for a program that imports this beforehand.
+    importlib.import_module("sheave.torch.group")
+    importlib.import_module("sheave.torch.meeting")
     dist.Backend.register_backend("sheave", create, extended_api=True, devices=["cpu"])
 
 

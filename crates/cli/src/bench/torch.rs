@@ -56,8 +56,12 @@ enum Case {
     AllGather,
     /// A step of DistributedDataParallel with eight layers of 1024 by 1024.
     Ddp,
-    /// The start of a process group.
+    /// The start of a process group whose backend is imported.
     Init,
+    /// The start of a process group in a program that has imported torch alone.
+    InitByName,
+    /// The start of a process group whose backend is imported, and its first barrier.
+    InitAndBarrier,
 }
 
 /// What a row should be at most.
@@ -79,7 +83,14 @@ impl Case {
             Self::AllGather => "all_gather",
             Self::Ddp => "ddp",
             Self::Init => "init",
+            Self::InitByName => "init_by_name",
+            Self::InitAndBarrier => "init_and_barrier",
         }
+    }
+
+    /// Whether it measures how a group begins.
+    fn begins(self) -> bool {
+        matches!(self, Self::Init | Self::InitByName | Self::InitAndBarrier)
     }
 
     /// How often, and how often in a quick run.
@@ -87,19 +98,19 @@ impl Case {
         match self {
             Self::AllReduce | Self::AllReduceUnrecorded | Self::AllReduceArena => (200, 10),
             Self::ReduceScatter | Self::AllGather | Self::Ddp => (50, 5),
-            Self::Init => (3, 1),
+            Self::Init | Self::InitByName | Self::InitAndBarrier => (3, 1),
         }
     }
 
     /// Processes that are started for `rounds`, and the rounds of each: a process starts its first group only once.
     fn launches(self, rounds: u32) -> (u32, u32) {
-        if self == Self::Init { (rounds, 1) } else { (1, rounds) }
+        if self.begins() { (rounds, 1) } else { (1, rounds) }
     }
 
     fn ranks(self) -> &'static [u32] {
         match self {
             Self::Ddp => &[2, 4],
-            Self::Init => &[4],
+            case if case.begins() => &[4],
             _ => &[2],
         }
     }
@@ -114,7 +125,7 @@ impl Case {
             Self::AllReduceArena => None,
             Self::ReduceScatter | Self::AllGather => Some(Target::Beside(0.3)),
             Self::Ddp => Some(Target::Beside(0.7)),
-            Self::Init => Some(Target::Beside(1.0)),
+            Self::Init | Self::InitByName | Self::InitAndBarrier => Some(Target::Beside(1.0)),
         }
     }
 }

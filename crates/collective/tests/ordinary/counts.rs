@@ -27,6 +27,9 @@ fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone
         // The first time makes links.
         wait(&act(world)).expect("all come");
         wait(&world.barrier()).expect("all come");
+        // Words of the join that another thread of this node is about to say, or has said and not counted yet, are
+        // counted before this ends: all are said with the engine held.
+        mesh.world().barrier().expect("all live");
         quiet.wait();
         let before = mesh.node().counts().messages_sent;
         quiet.wait();
