@@ -31,7 +31,8 @@ _LIVING: set[SheaveBackend] = set()
 """Backends until they are shut down. Torch's wrappers hold the C++ half alone, which needs the Python half."""
 
 _UNSET = timedelta(0)
-_PREMUL_SUM: Any = dist.ReduceOp.PREMUL_SUM
+_RedOpType: Any = dist.ReduceOp.RedOpType
+_PREMUL_SUM: int = _RedOpType.PREMUL_SUM.value
 
 Tensors = Sequence[torch.Tensor]
 Begin = Callable[..., Any]
@@ -205,7 +206,7 @@ class SheaveBackend(Backend):
             # Each look at it makes an object.
             kind = opts.reduceOp.op
             op = operator(kind, tensor.dtype)
-            if kind == _PREMUL_SUM:
+            if kind.value == _PREMUL_SUM:
                 array.mul_(opts.reduceOp.factor)
             return self._run(self._members().all_reduce, (array, op), opts, tensors, finish)
         except sheave.SheaveError as error:
@@ -221,7 +222,7 @@ class SheaveBackend(Backend):
             outputs = Outputs()
             arrays = outputs.all_of(tensors)
             kind = opts.reduceOp.op
-            if kind == _PREMUL_SUM:
+            if kind.value == _PREMUL_SUM:
                 for array in arrays:
                     array.mul_(opts.reduceOp.factor)
             kinds = {operator(kind, tensor.dtype) for tensor in tensors} or {"sum"}

@@ -30,11 +30,11 @@ REFUSAL_TIMEOUT_S = 20.0
 _ANYWHERE = ("192.0.2.1", 9)
 """An address that no host has: the way there begins at the address that this host shows to others."""
 
-
 _DECISION = "sheave/decision"
 """The key of what rank 0 says: a name and a way, a line each, and what belongs to that way."""
 
-_DEFAULT, _ONE_HOST, _SEVERAL_HOSTS, _REFUSED, _FAILED = b"default", b"one host", b"several hosts", b"refused", b"failed"
+_DEFAULT, _ONE_HOST, _SEVERAL_HOSTS = b"default", b"one host", b"several hosts"
+_REFUSED, _FAILED = b"refused", b"failed"
 """The ways: the default mesh of these ranks, by its identity; a mesh of one host or of several, by the record of its
 meeting; or none, for a reason that the caller or the machine is to blame for."""
 
