@@ -1,4 +1,4 @@
-"""Programs of torch over sheave come to the same as over gloo, with 2 ranks and, of some, with 4."""
+"""Programs of torch over sheave come to the same as over gloo, with 2 ranks and with 4."""
 
 import contextlib
 import threading
@@ -15,18 +15,25 @@ from conftest import launching  # noqa: E402
 from sheave.torch.work import SheaveWork  # noqa: E402
 
 RANK = "import sys, torch_features; torch_features.main(*sys.argv[1:])"
-CASES = [(2, name) for name in torch_features.FEATURES] + [(4, name) for name in torch_features.OF_FOUR]
+CASES = [(size, name) for size in (2, 4) for name in torch_features.FEATURES]
+
+EXACT, OF_ANOTHER_ORDER = (0.0, 0.0), (1e-3, 1e-5)
+"""How far results may be apart, relatively and absolutely. Two numbers have one sum; those of four ranks are added up in
+another order."""
+
+OF_HALVES = (1e-2, 2e-3)
+"""The same where gradients travel as halves, which gloo rounds after each addition and sheave at the end."""
 
 
-def assert_same(one, other):
-    """Tensors are close to each other, everything else is equal."""
+def assert_same(one, other, tolerance):
+    """Tensors are within the tolerance of each other, everything else is equal."""
     assert type(one) is type(other), (one, other)
     if isinstance(one, torch.Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=tolerance[0], atol=tolerance[1])
     elif isinstance(one, list):
         assert len(one) == len(other)
         for pair in zip(one, other, strict=True):
-            assert_same(*pair)
+            assert_same(*pair, tolerance)
     else:
         assert one == other
 
@@ -51,11 +58,12 @@ def outcomes(forks, tmp_path_factory):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("size", "name"), CASES)
 def test_a_program_comes_to_the_same_over_sheave_as_over_gloo(outcomes, size, name):
+    tolerance = EXACT if size == 2 else OF_HALVES if name == "hooks" else OF_ANOTHER_ORDER
     for rank, (ours, theirs) in enumerate(zip(outcomes("sheave", size), outcomes("gloo", size), strict=True)):
         assert name in ours, f"rank {rank} failed before: {[one[0] for one in ours.values() if one[0]]}"
         assert ours[name][0] is None, f"rank {rank}: {ours[name][0]}"
         assert name in theirs and theirs[name][0] is None, f"gloo, rank {rank}: {theirs.get(name)}"
-        assert_same(ours[name][1], theirs[name][1])
+        assert_same(ours[name][1], theirs[name][1], tolerance)
 
 
 def test_nobody_goes_on_before_what_is_copied_after_the_end_is_copied():

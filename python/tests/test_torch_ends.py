@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -86,15 +87,18 @@ os._exit(0)
 """
 
 
-def test_a_death_is_raised_on_every_path_with_rank_and_operation(start_torch, record_property):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_death_is_raised_on_every_path_with_rank_and_operation(start_torch, record_property, how):
+    """One that is stopped counts as dead after as long a silence as is borne."""
     size, root = len(PATHS) + 1, free_root()
-    ranks = [start_torch(DEATHS, rank, size, root) for rank in range(size)]
+    silence = {"SHEAVE_LIVENESS_TIMEOUT_MS": "3000", "SHEAVE_LIVENESS_BEAT_MS": "500"} if how == signal.SIGSTOP else {}
+    ranks = [start_torch(DEATHS, rank, size, root, **silence) for rank in range(size)]
     assert [rank.line() for rank in ranks] == ["ready"] * size
     *survivors, victim = ranks
     for survivor in survivors:
         wait_until_asleep(survivor)
     killed = time.monotonic()
-    victim.process.kill()
+    os.kill(victim.pid, how)
     for path, survivor in zip(PATHS, survivors, strict=True):
         begun, ended, is_known, is_told, said = survivor.line().split(" ", 4)
         elapsed_s = float(ended) - max(killed, float(begun))

@@ -1,7 +1,7 @@
 """What programs of torch do with a process group, each as a function of rank and size that returns tensors or values.
 
 `main(RANK, FOLDER)` is one of four processes that run them all, in their order: first two by two, over sheave and over
-gloo at the same time, and then some of them all four, over the one and then the other.
+gloo at the same time, and then all four, over the one and then the other.
 """
 
 import datetime
@@ -298,9 +298,6 @@ def inference(rank, size):
     return [own, *listed]
 
 
-OF_FOUR = ["collectives", "exchanges", "groups", "data_parallel"]
-
-
 def outcomes_of(backend, rank, size, folder):
     """Be a rank of a world that runs the features for as long as they succeed; write what they have come to."""
     timeout = datetime.timedelta(seconds=60)
@@ -311,12 +308,12 @@ def outcomes_of(backend, rank, size, folder):
 
         sheave.torch.make_default()
     outcomes = {}
-    for name in FEATURES if size == 2 else OF_FOUR:
+    for name, act in FEATURES.items():
         # The last line tells what it was at, should it crash.
         print(f"{backend}, rank {rank} of {size}: {name}", flush=True)
         begun = time.monotonic()
         try:
-            outcomes[name] = (None, FEATURES[name](rank, size))
+            outcomes[name] = (None, act(rank, size))
         except Exception:
             outcomes[name] = (traceback.format_exc(), None)
             break
