@@ -18,8 +18,8 @@ RANK = "import sys, torch_features; torch_features.main(*sys.argv[1:])"
 CASES = [(size, name) for size in (2, 4) for name in torch_features.FEATURES]
 
 EXACT, OF_ANOTHER_ORDER = (0.0, 0.0), (1e-3, 1e-5)
-"""How far results may be apart, relatively and absolutely. Two numbers have one sum; those of four ranks are added up in
-another order."""
+"""How far results may be apart, relatively and absolutely. Two numbers have one sum; those of four ranks are added up
+in another order."""
 
 OF_HALVES = (1e-2, 2e-3)
 """The same where gradients travel as halves, which gloo rounds after each addition and sheave at the end."""
