@@ -257,7 +257,7 @@ fn other_hosts_must_be_asked_for() {
     let everybody = ListenConfig { tcp: Some(SocketAddr::from(([0, 0, 0, 0], 0))), ..ListenConfig::default() };
     let error = node.listen(everybody.clone()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.advice().unwrap().contains("insecure"));
+    assert!(error.advice().unwrap().contains("SHEAVE_INSECURE=1"));
     node.listen(ListenConfig { insecure: true, ..everybody }).unwrap();
 }
 
