@@ -149,8 +149,9 @@ impl Node {
 /// Returns the socket and its address, whose port is known now.
 fn listen_tcp(wanted: SocketAddr, insecure: bool) -> Result<(OwnedFd, SocketAddr)> {
     if !wanted.ip().is_loopback() && !insecure {
-        return Err(Error::new(ErrorKind::InvalidArgument, format!("{wanted} can be reached from other hosts"))
-            .hint("listen on a loopback address, or set SHEAVE_INSECURE=1 (insecure) on all if you trust the network"));
+        return Err(Error::new(ErrorKind::InvalidArgument, format!("{wanted} can be reached from other hosts")).hint(
+            "listen on a loopback address, or set SHEAVE_INSECURE=1 (insecure) on all if you trust the network",
+        ));
     }
     let in_use = || {
         let what = format!("port {} of {} is in use by another process", wanted.port(), wanted.ip());

@@ -319,7 +319,8 @@ impl Shared {
         let mut look = || self.commands.check_whole().and_then(|()| interrupt());
         let ended = work.wait_until(until, Some(&mut look));
         if let Ok(true) = ended {
-            return self.answered(worker, work.join()).map(drop);
+            // A worker that has heard that the session is broken leaves commands out, and has nothing to complain of.
+            return self.answered(worker, work.join()).and_then(|_| self.commands.check_whole());
         }
         self.unheard.keep(worker, (number, work));
         self.hear(worker)?;
