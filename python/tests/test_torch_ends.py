@@ -107,6 +107,7 @@ def test_a_death_is_raised_on_every_path_with_rank_and_operation(start_torch, re
         assert elapsed_s < 30, (path, said)
         # C++ hands the error of a future on as text.
         assert (is_known, is_told) == (str(path not in ("future", "DDP")), "True"), (path, said)
+        assert "; make a process group of the others to go on without it" in said, (path, said)
 
 
 REFUSALS = """

@@ -6,6 +6,8 @@ catches what it knows: a `PeerLost` is a `sheave.PeerLost`, a ConnectionError an
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 
 import sheave
@@ -59,7 +61,10 @@ def _counterpart(kind: type[sheave.SheaveError]) -> type:
 
 
 class torch_errors:  # noqa: N801
-    """Raise what sheave raises inside as an error of a backend of torch, with the same text, fields and cause."""
+    """Raise what sheave raises inside as an error of a backend of torch, with the same text, fields and cause.
+
+    Advice about groups is what users of torch can do.
+    """
 
     # Every operation enters one: a generator as a context costs three times as much.
     __slots__ = ()
@@ -72,11 +77,25 @@ class torch_errors:  # noqa: N801
             raise translated(error) from error.__cause__
 
 
+_ADVICE = {
+    "shrink the group to go on without it": "make a process group of the others to go on without it",
+    "make a group with another label": "make another process group",
+}
+"""What sheave advises to do with its groups, and the same with those of torch."""
+
+
 def translated(error: sheave.SheaveError) -> BaseException:
-    """Return the error as one of a backend of torch."""
+    """Return the error as one of a backend of torch, with advice for its users."""
     counterpart = _counterpart(type(error))
     if counterpart is type(error):
         return error
-    raised: BaseException = counterpart(*error.args)
-    raised.__dict__.update(error.__dict__)
+    raised: BaseException = counterpart(*map(_advised, error.args))
+    raised.__dict__.update({name: _advised(value) for name, value in error.__dict__.items()})
     return raised
+
+
+def _advised(value: Any) -> Any:
+    if isinstance(value, str):
+        for ours, theirs in _ADVICE.items():
+            value = value.replace(ours, theirs)
+    return value
