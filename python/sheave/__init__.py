@@ -85,6 +85,8 @@ on another node has the class and traceback that were raised there, as text, in 
 a note, so that the interpreter prints them. Numpy and torch are imported only when an array of theirs is asked for.
 """
 
+# It takes the thread that imports it first for the main one, and would wait for that at the end: not for a handler's.
+import threading as _threading  # noqa: F401
 from typing import TYPE_CHECKING, Any
 
 from sheave._core import (
