@@ -20,6 +20,17 @@ SUITES = ("soak", "adversity")
 """Tests that take long or need root are marked with their suite and why, as in `@pytest.mark.soak("minutes")`."""
 
 
+DEATH_BOUND_S = 5.0
+"""The time within which ranks say that another has died: a second, and more for a machine with fewer cores than ranks.
+It is far below the silence that they would wait for."""
+
+LIVENESS = {"SHEAVE_LIVENESS_TIMEOUT_MS": "3000", "SHEAVE_LIVENESS_BEAT_MS": "500"}
+
+SILENCE_BOUND_S = 3.0 + 2 * 0.5 + DEATH_BOUND_S
+"""The silence that is borne, a beat in which the last sign of life came and one until somebody looks, and the time
+within which all know of a death."""
+
+
 def pytest_addoption(parser):
     parser.addoption("--suite", choices=SUITES, help="run the tests of this suite and no others")
 

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from conftest import DEATH_BOUND_S, LIVENESS, SILENCE_BOUND_S
 from hosts import two_hosts
 
 # The programs import it, and this process need not.
@@ -15,16 +16,6 @@ if importlib.util.find_spec("torch") is None:
 pytestmark = pytest.mark.timeout(200)
 
 WHY = "two hosts are namespaces, which need root"
-
-DEATH_BOUND_S = 5.0
-"""The time within which ranks say that another has died: a second, and more for a machine with fewer cores than ranks.
-It is far below the silence that they would wait for."""
-
-LIVENESS = {"SHEAVE_LIVENESS_TIMEOUT_MS": "3000", "SHEAVE_LIVENESS_BEAT_MS": "500"}
-
-SILENCE_BOUND_S = 3.0 + 2 * 0.5 + DEATH_BOUND_S
-"""The silence that is borne, a beat in which the last sign of life came and one until somebody looks, and the time
-within which all know of a death."""
 
 TORCHRUN = "from torch.distributed.run import main; main()"
 

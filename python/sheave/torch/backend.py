@@ -13,13 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
 import sheave
 from sheave.torch import sparse
 from sheave.torch.errors import InvalidArgument, Unsupported, torch_errors, translated
-from sheave.torch.tensors import Outputs, is_plain, operator, readable, scaled
+from sheave.torch.tensors import PREMUL_SUM, Outputs, is_plain, operator, readable, scaled
 from sheave.torch.work import SheaveWork
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ _LIVING: set[SheaveBackend] = set()
 """Backends until they are shut down. Torch's wrappers hold the C++ half alone, which needs the Python half."""
 
 _UNSET = timedelta(0)
-_RedOpType: Any = dist.ReduceOp.RedOpType
-_PREMUL_SUM: int = _RedOpType.PREMUL_SUM.value
 
 Tensors = Sequence[torch.Tensor]
 Begin = Callable[..., Any]
@@ -206,7 +203,7 @@ class SheaveBackend(Backend):
             # Each look at it makes an object.
             kind = opts.reduceOp.op
             op = operator(kind, tensor.dtype)
-            if kind.value == _PREMUL_SUM:
+            if kind.value == PREMUL_SUM:
                 array.mul_(opts.reduceOp.factor)
             return self._run(self._members().all_reduce, (array, op), opts, tensors, finish)
         except sheave.SheaveError as error:
@@ -222,7 +219,7 @@ class SheaveBackend(Backend):
             outputs = Outputs()
             arrays = outputs.all_of(tensors)
             kind = opts.reduceOp.op
-            if kind.value == _PREMUL_SUM:
+            if kind.value == PREMUL_SUM:
                 for array in arrays:
                     array.mul_(opts.reduceOp.factor)
             kinds = {operator(kind, tensor.dtype) for tensor in tensors} or {"sum"}

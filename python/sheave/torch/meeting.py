@@ -113,7 +113,9 @@ def _lead(store: Any, ranks: list[int], timeout: timedelta) -> Joined:
         # The others would wait for as long as the store does.
         if not has_told:
             is_refused = isinstance(error, sheave.InvalidArgument)
-            tell(_REFUSED if is_refused else _FAILED, str(error).encode() or type(error).__name__.encode())
+            # A store that has failed takes nothing any more, and its failure is raised already.
+            with contextlib.suppress(Exception):
+                tell(_REFUSED if is_refused else _FAILED, str(error).encode() or type(error).__name__.encode())
             if isinstance(error, Exception):
                 _await_followers(store, len(ranks))
         raise

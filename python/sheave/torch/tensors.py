@@ -14,13 +14,16 @@ import torch.distributed as dist
 
 from sheave.torch.errors import InvalidArgument, Unsupported
 
-__all__ = ["Outputs", "is_plain", "operator", "readable"]
+__all__ = ["PREMUL_SUM", "Outputs", "is_plain", "operator", "readable"]
 
 _Op: Any = dist.ReduceOp.RedOpType
 
+PREMUL_SUM: int = _Op.PREMUL_SUM.value
+"""The number of torch's sum of what is multiplied first."""
+
 _OPERATORS = {
     _Op.SUM.value: "sum",
-    _Op.PREMUL_SUM.value: "sum",
+    PREMUL_SUM: "sum",
     _Op.PRODUCT.value: "product",
     _Op.MIN.value: "min",
     _Op.MAX.value: "max",
@@ -52,7 +55,7 @@ def operator(kind: Any, dtype: torch.dtype) -> str:
 
 def scaled(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
     """Return a tensor times the factor of PREMUL_SUM, as a new one; for other operators as it is."""
-    return tensor * reduce_op.factor if reduce_op.op == _Op.PREMUL_SUM else tensor
+    return tensor * reduce_op.factor if reduce_op.op.value == PREMUL_SUM else tensor
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,11 @@
 //! everybody's. There is a board if all have got all; so either everybody has one or nobody. It takes two messages from
 //! each rank to each other one, once in the life of a group, when its first operation begins.
 //!
+//! **One link for each pair.** All ranks come here at the same time, and two that both connected would have two
+//! links. So a rank connects to those above it, all at once, and answers those below it over the link on which their
+//! desks have come. Nobody waits in a circle: a rank gives its desk to all above before it waits, and then waits for
+//! one below at a time, which has given its own or waits for lower ones still.
+//!
 //! A rank with another table of algorithms is no part of a board either: over links all are told how the tables differ.
 //! A rank without shared memory, be it that its configuration or its container forbids it, makes the group use links.
 
