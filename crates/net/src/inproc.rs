@@ -213,7 +213,7 @@ impl InprocLink {
     fn capture(&self, tensor: &Tensor) -> Result<Tensor> {
         let copy = entry::place(&self.arena, &spec_of(tensor))?;
         // SAFETY: the copy is fresh memory of the same length, and the caller's handle holds the source.
-        unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
+        unsafe { sheave_tensor::hand_over(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
         Ok(copy)
     }
 

@@ -25,7 +25,7 @@ mod tensor;
 pub use arena::{Arena, ArenaConfig, ArenaStats};
 pub use buffer::{Buffer, Lender, Location};
 pub use dtype::{Device, Dtype, Element};
-pub use kernels::{Op, copy_bytes, copy_piece, reduce, scale};
+pub use kernels::{Op, copy_bytes, copy_piece, hand_over, reduce, scale};
 pub use lease::{ReadLease, View, WriteLease};
 pub use mode::Mode;
 pub use segment::{Segment, SegmentId};

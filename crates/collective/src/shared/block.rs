@@ -8,7 +8,7 @@ use crate::halves::{narrow, widen};
 use crate::numbers::Numbers;
 use sheave_base::Result;
 use sheave_tensor::kernels::reduce_raw;
-use sheave_tensor::{Dtype, copy_bytes, scale};
+use sheave_tensor::{Dtype, hand_over, scale};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -16,9 +16,16 @@ use std::cell::RefCell;
 /// operand to the last copy.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Memory that partial results pass through: aligned for every dtype.
+/// Memory that results pass through: aligned for every dtype.
 #[repr(C, align(64))]
 struct Scratch {
+    result: [u8; BLOCK_BYTES],
+    partial: Partial,
+}
+
+/// Memory of partial results.
+#[repr(C, align(64))]
+struct Partial {
     partial: [u8; BLOCK_BYTES],
     operand: [u8; BLOCK_BYTES],
     halves: [u8; BLOCK_BYTES / 2],
@@ -27,17 +34,22 @@ struct Scratch {
 thread_local! {
     /// One for each thread that reduces: making it costs more than a short reduction.
     static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
-        partial: [0; BLOCK_BYTES],
-        operand: [0; BLOCK_BYTES],
-        halves: [0; BLOCK_BYTES / 2],
+        result: [0; BLOCK_BYTES],
+        partial: Partial {
+            partial: [0; BLOCK_BYTES],
+            operand: [0; BLOCK_BYTES],
+            halves: [0; BLOCK_BYTES / 2],
+        },
     }));
 }
 
 /// The same elements of all ranks, in the order of the ranks, and where their reduction goes.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Operands {
     pub(crate) sources: SmallVec<[*const u8; 8]>,
-    pub(crate) target: *mut u8,
-    /// Where the result is copied to, besides.
+    /// This rank's own output, if it has one.
+    pub(crate) target: Option<*mut u8>,
+    /// Where the result is copied to, besides: memory that others read.
     pub(crate) copies: SmallVec<[*mut u8; 8]>,
 }
 
@@ -60,22 +72,26 @@ pub(crate) unsafe fn reduce_all(numbers: Numbers, operands: &Operands, elements:
 /// As [`reduce_all`].
 unsafe fn reduce_blocks(numbers: Numbers, operands: &Operands, elements: usize, scratch: &mut Scratch) -> Result<()> {
     let (size, at_once) = (numbers.dtype().size_bytes(), BLOCK_BYTES / numbers.work_bytes(1));
+    let Scratch { result, partial } = scratch;
     let mut done = 0;
     while done < elements {
         let count = at_once.min(elements - done);
         let (from, bytes) = (done * size, count * size);
-        let target = operands.target.wrapping_add(from);
+        let target = match operands.target {
+            Some(target) => target.wrapping_add(from),
+            None => result.as_mut_ptr(),
+        };
         let source = |index: usize| operands.sources[index].wrapping_add(from);
         let ranks = operands.sources.len();
         // SAFETY: the offsets are inside what the caller promises; the scratch memory is this call's own.
         unsafe {
             if numbers.are_widened() {
-                reduce_widened(numbers, source, ranks, target, count, scratch)?;
+                reduce_widened(numbers, source, ranks, target, count, partial)?;
             } else {
-                reduce_plain(numbers, source, ranks, target, count, scratch)?;
+                reduce_plain(numbers, source, ranks, target, count, partial)?;
             }
             for copy in &operands.copies {
-                copy_bytes(copy.wrapping_add(from), target, bytes);
+                hand_over(copy.wrapping_add(from), target, bytes);
             }
         }
         done += count;
@@ -92,7 +108,7 @@ unsafe fn reduce_plain(
     ranks: usize,
     target: *mut u8,
     count: usize,
-    scratch: &mut Scratch,
+    scratch: &mut Partial,
 ) -> Result<()> {
     let (op, dtype, bytes) = (numbers.op(), numbers.dtype(), count * numbers.dtype().size_bytes());
     // SAFETY: all are readable or writable for the block; the target is written last, when every source that it may be
@@ -127,9 +143,9 @@ unsafe fn reduce_widened(
     ranks: usize,
     target: *mut u8,
     count: usize,
-    scratch: &mut Scratch,
+    scratch: &mut Partial,
 ) -> Result<()> {
-    let Scratch { partial, operand, halves } = scratch;
+    let Partial { partial, operand, halves } = scratch;
     for index in 0..ranks {
         // SAFETY: the block is readable, and the scratch memory holds as much.
         unsafe { std::ptr::copy_nonoverlapping(source(index), halves.as_mut_ptr(), count * 2) };
@@ -163,12 +179,18 @@ mod tests {
         let mut copy = vec![0; inputs[0].len()];
         let operands = Operands {
             sources: inputs.iter().map(Vec::as_ptr).collect(),
-            target,
+            target: Some(target),
             copies: SmallVec::from_slice(&[copy.as_mut_ptr()]),
         };
+        let lent = Operands { target: None, ..operands.clone() };
         // SAFETY: vectors of that many elements, of this thread; the target is one of the sources.
+        unsafe { reduce_all(numbers, &lent, elements) }.unwrap();
+        let without_target = copy.clone();
+        copy.fill(0);
+        // SAFETY: as above.
         unsafe { reduce_all(numbers, &operands, elements) }.unwrap();
         assert!(copy == inputs[onto], "the copy differs");
+        assert!(copy == without_target, "the result depends on whether there is an output");
         copy
     }
 

@@ -52,7 +52,7 @@ fn reduce(run: &Run, output: &Region) -> Result<()> {
         sources.push(input(run, seat, whole)?.wrapping_add(at));
     }
     let elements = output.len_bytes() / numbers.dtype().size_bytes();
-    let operands = Operands { sources, target: output.start(), copies: SmallVec::new() };
+    let operands = Operands { sources, target: Some(output.start()), copies: SmallVec::new() };
     // SAFETY: every source holds the agreed bytes, which nobody changes before this rank finishes; the output is
     // leased, that long, and no desk.
     unsafe { reduce_all(numbers, &operands, elements) }

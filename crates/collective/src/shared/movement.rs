@@ -22,7 +22,7 @@ use super::run::Run;
 use super::{ROUND_BYTES, ROUNDS, Span, input_at, part_bytes, part_of, span};
 use crate::operation::{Header, Kind};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{copy_bytes, copy_piece};
+use sheave_tensor::{copy_bytes, copy_piece, hand_over};
 
 /// What long work copies at once where nothing is computed: the fewest bytes that go around the cache.
 const COPY_BYTES: usize = 4 << 20;
@@ -199,7 +199,7 @@ impl Movement {
             let into = self.in_window(run, index, seat, self.filled);
             // SAFETY: the input is leased, and the span inside it; all readers of that part of the window have taken
             // what it held before.
-            unsafe { copy_bytes(window.start().add(into), input.start().add(span.source + from), length) };
+            unsafe { hand_over(window.start().add(into), input.start().add(span.source + from), length) };
             run.spend(2 * length);
         }
         Ok(())
@@ -226,7 +226,11 @@ impl Movement {
             // SAFETY: this part of the output, this rank's or another one's, is written by nobody else; inputs are
             // leased, and nobody writes them before all are through. Where both are one rank's they are the same
             // bytes, which stay as they are, or do not overlap.
-            unsafe { copy_bytes(target.wrapping_add(at), source.wrapping_add(at), piece) };
+            unsafe {
+                // What others read, this rank writes at every second step.
+                let copy = if self.copied % 2 == 1 { hand_over } else { copy_bytes };
+                copy(target.wrapping_add(at), source.wrapping_add(at), piece);
+            }
             run.spend(2 * piece);
         }
         self.within += piece;

@@ -21,7 +21,7 @@ use crate::memory::Region;
 use crate::numbers::Numbers;
 use crate::operation::Kind;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::copy_bytes;
+use sheave_tensor::{copy_bytes, hand_over};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -166,7 +166,7 @@ impl Reduction {
             let into = input_at(size, self.filled) + part_of(index, seat) * part_bytes(size);
             // SAFETY: the input is leased and that long; the window holds that part, which nobody reads: all have
             // reduced what it held before.
-            unsafe { copy_bytes(window.start().add(into), input.start().add(at), length) };
+            unsafe { hand_over(window.start().add(into), input.start().add(at), length) };
             run.spend(2 * length);
         }
         Ok(())
@@ -208,23 +208,21 @@ impl Reduction {
             };
             sources.push(start);
         }
-        let mut targets: SmallVec<[*mut u8; 8]> = SmallVec::new();
-        if let Some(output) = &job.output {
-            let piece_at = if kind == Kind::ReduceScatter { self.bytes_of(&self.pieces[index]).0 } else { 0 };
-            targets.push(output.start().wrapping_add(at - piece_at));
-        }
+        let piece_at = if kind == Kind::ReduceScatter { self.bytes_of(&self.pieces[index]).0 } else { 0 };
+        let target = job.output.as_ref().map(|output| output.start().wrapping_add(at - piece_at));
+        let mut copies: SmallVec<[*mut u8; 8]> = SmallVec::new();
         let lends = !self.taking.is_empty() && (job.output.is_none() || !run.shows(index).1);
         if lends {
-            targets.push(part(run.window())?.start().wrapping_add(results_at(size, self.reduced) + within));
+            copies.push(part(run.window())?.start().wrapping_add(results_at(size, self.reduced) + within));
         }
         if kind != Kind::ReduceScatter {
             let outputs = self.peers.iter().filter_map(|peer| peer.output.as_ref());
-            targets.extend(outputs.map(|output| output.start.wrapping_add(at)));
+            copies.extend(outputs.map(|output| output.start.wrapping_add(at)));
         }
-        if targets.is_empty() {
+        if target.is_none() && copies.is_empty() {
             return Ok(());
         }
-        let operands = Operands { sources, target: targets.remove(0), copies: targets };
+        let operands = Operands { sources, target, copies };
         // SAFETY: the piece is this rank's alone, in all inputs and outputs; windows were filled with it and are not
         // filled anew before this rank has reduced it; whoever takes results has taken what lay there before.
         unsafe { reduce_all(self.numbers, &operands, elements.len()) }

@@ -518,7 +518,7 @@ impl Sending {
             // SAFETY: the peer is done with this slot, as its count says, the slot is inside the leased block, and the
             // part holds its tensor.
             unsafe {
-                sheave_tensor::copy_bytes(slots.ptr().add(slot), part.tensor.ptr().add(stream.offset_bytes), length);
+                sheave_tensor::hand_over(slots.ptr().add(slot), part.tensor.ptr().add(stream.offset_bytes), length);
             }
             self.producer.push(RecordKind::Chunk, &[&(length as u64).to_ne_bytes()])?;
             Counters::add(&shore.counters.bytes_copied, length as u64);
@@ -588,7 +588,7 @@ impl Sending {
                     return Ok(Placed::Streamed(part));
                 }
                 // SAFETY: the block is fresh and of the same length; the part holds its tensor.
-                unsafe { sheave_tensor::copy_bytes(block.ptr(), part.tensor.ptr(), length_bytes) };
+                unsafe { sheave_tensor::hand_over(block.ptr(), part.tensor.ptr(), length_bytes) };
                 let Some(placement) = lend(&block, shore) else { return Ok(Placed::Streamed(part)) };
                 Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
                 Ok(Placed::At(placement))

@@ -16,6 +16,7 @@
 
 mod copy;
 mod elementwise;
+mod handover;
 mod level;
 mod scale;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use crate::Dtype;
 use level::Level;
 
 pub use copy::{copy_bytes, copy_piece};
+pub use handover::hand_over;
 pub use scale::scale;
 
 /// How two elements become one.
