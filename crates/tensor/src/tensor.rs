@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use sheave_base::{Error, ErrorKind, Result};
 
-use crate::kernels::{Op, reduce, reduce_raw, scale};
+use crate::kernels::{Op, Operands, reduce_and_hand_over, scale};
 use crate::{Arena, Buffer, Device, Dtype, Element, ReadLease, Shape, View, WriteLease};
 
 /// Elements in row-major order without gaps, in memory that clones of the tensor share.
@@ -311,7 +311,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// `self[i] = self[i] op other[i]`, through the only handle to this buffer.
+    /// `self[i] = self[i] op other[i]`, through the only handle to this buffer, as memory that peers read next.
     ///
     /// # Errors
     /// [`ErrorKind::Mismatch`] when dtypes or shapes differ, [`ErrorKind::Unsupported`] when the dtype has no such
@@ -321,8 +321,10 @@ impl Tensor {
             let what = format!("{}{} cannot be reduced with {}{}", self.dtype, self.shape, other.dtype, other.shape);
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
-        let dtype = self.dtype;
-        reduce(op, dtype, self.bytes_mut()?, &other.bytes()?)
+        let (dtype, elements) = (self.dtype, self.elements());
+        let (target, other) = (self.bytes_mut()?.as_mut_ptr(), other.bytes()?);
+        // SAFETY: both have as many elements; the target is borrowed exclusively, and so overlaps no other one.
+        unsafe { reduce_and_hand_over(op, dtype, Operands { target, left: target, right: other.as_ptr(), elements }) }
     }
 
     /// `self[i] = left[i] op right[i]`, through the only handle to this buffer.
@@ -339,8 +341,9 @@ impl Tensor {
         }
         let (dtype, elements) = (self.dtype, self.elements());
         let (target, left, right) = (self.bytes_mut()?.as_mut_ptr(), left.bytes()?, right.bytes()?);
+        let (left, right) = (left.as_ptr(), right.as_ptr());
         // SAFETY: all three have as many elements; the target is borrowed exclusively, so that it overlaps neither.
-        unsafe { reduce_raw(op, dtype, target, left.as_ptr(), right.as_ptr(), elements) }
+        unsafe { reduce_and_hand_over(op, dtype, Operands { target, left, right, elements }) }
     }
 
     /// Multiplies every element, through the only handle to this buffer; see [`scale`].

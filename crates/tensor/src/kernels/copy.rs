@@ -2,7 +2,7 @@
 
 /// From here on a copy that goes around the cache is faster: it saves reading the target's lines before overwriting
 /// them, and leaves the cache to others.
-const STREAM_BYTES_MIN: usize = 4 << 20;
+pub(super) const STREAM_BYTES_MIN: usize = 4 << 20;
 
 /// Copies bytes, with stores around the cache for 4 MiB and more where the processor has them. When it returns the
 /// bytes are visible to other threads and processes as after a plain copy.
@@ -35,7 +35,7 @@ pub unsafe fn copy_piece(target: *mut u8, source: *const u8, len_bytes: usize, w
 /// As for [`copy_bytes`]; the processor must have AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len_bytes: usize) {
+unsafe fn stream(target: *mut u8, source: *const u8, len_bytes: usize) {
     use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 
     const LINE_BYTES: usize = 64;

@@ -28,7 +28,9 @@ use crate::Dtype;
 use level::Level;
 
 pub use copy::{copy_bytes, copy_piece};
+pub(crate) use elementwise::Operands;
 pub use handover::hand_over;
+pub(crate) use handover::reduce_and_hand_over;
 pub use scale::scale;
 
 /// How two elements become one.
