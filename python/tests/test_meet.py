@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import sheave
+from hosts import two_hosts
 from sheave.meet import bcast, gather
 
 pytestmark = pytest.mark.timeout(90)
@@ -151,3 +152,17 @@ def test_processes_meet_in_a_file_which_is_gone_when_they_have_met(start, tmp_pa
     programs = [start(RANK, SHEAVE_RANK=str(rank), **settings) for rank in range(3)]
     assert [program.succeed(timeout=60).strip() for program in programs] == ["6.0"] * 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.adversity("two hosts are namespaces, which need root")
+def test_hosts_without_a_default_route_meet_in_a_file(start, tmp_path):
+    settings = {
+        "SHEAVE_ROOT": f"file://{tmp_path / 'job43'}",
+        "SHEAVE_WORLD_SIZE": "3",
+        "SHEAVE_BIND": "0.0.0.0:0",
+        "SHEAVE_INSECURE": "1",
+    }
+    with two_hosts(tmp_path) as (near, far):
+        placed = enumerate([near, near, far])
+        programs = [start(RANK, on=host, SHEAVE_RANK=str(rank), **settings) for rank, host in placed]
+        assert [program.succeed(timeout=60).strip() for program in programs] == ["6.0"] * 3

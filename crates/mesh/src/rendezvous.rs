@@ -320,7 +320,7 @@ fn host_at(
     await_port(at, config.join_timeout.min(PORT_PATIENCE), interrupt)?;
     let mut address = listen_at_root(node, config, at)?;
     if let Some(tcp) = address.tcp.as_mut().filter(|tcp| tcp.ip().is_unspecified()) {
-        tcp.set_ip(ip_towards(known.unwrap_or(ANYWHERE))?);
+        tcp.set_ip(ip_towards(known)?);
     }
     Ok(address)
 }
@@ -393,7 +393,7 @@ fn listen(node: &Node, config: &Config, root: Option<SocketAddr>) -> Result<Addr
             }
             tcp.set_ip(told.ip());
         } else if tcp.ip().is_unspecified() {
-            tcp.set_ip(ip_towards(root.unwrap_or(ANYWHERE))?);
+            tcp.set_ip(ip_towards(root)?);
         }
     }
     Ok(address)
@@ -410,8 +410,16 @@ fn bound(config: &Config) -> Result<SocketAddr> {
     }
 }
 
-/// The address that this host shows to the root. Nothing is sent.
-fn ip_towards(root: SocketAddr) -> Result<IpAddr> {
+/// The address that this host shows to the root or, if that is not known, to the world; where no route leads there, one
+/// that it has. Nothing is sent.
+fn ip_towards(root: Option<SocketAddr>) -> Result<IpAddr> {
+    match root {
+        Some(root) => ip_shown_to(root),
+        None => ip_shown_to(ANYWHERE).or_else(|_| interface::outward().map_err(|error| error.operation("join"))),
+    }
+}
+
+fn ip_shown_to(root: SocketAddr) -> Result<IpAddr> {
     let any: SocketAddr = if root.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let ask = || -> std::io::Result<IpAddr> {
         let socket = UdpSocket::bind(any)?;

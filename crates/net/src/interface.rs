@@ -16,11 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub fn address_of(name: &str) -> Result<IpAddr> {
     let all = addresses()?;
     let own = all.iter().filter(|(interface, _)| interface == name).filter_map(|(_, address)| *address);
-    let is_usable = |address: &IpAddr| match address {
-        IpAddr::V4(_) => true,
-        IpAddr::V6(address) => !address.is_unicast_link_local(),
-    };
-    if let Some(address) = own.filter(is_usable).min_by_key(IpAddr::is_ipv6) {
+    if let Some(address) = own.filter(needs_no_scope).min_by_key(IpAddr::is_ipv6) {
         return Ok(address);
     }
     let is_there = all.iter().any(|(interface, _)| interface == name);
@@ -30,6 +26,35 @@ pub fn address_of(name: &str) -> Result<IpAddr> {
     names.dedup();
     Err(Error::new(ErrorKind::InvalidArgument, format!("the network interface \"{name}\" {what}"))
         .hint(format!("those with an address are {}", names.join(", "))))
+}
+
+/// Returns an address by which other hosts may know this one: its first IPv4 address that is not loopback, or its first
+/// such IPv6 one; loopback if there is neither, for then all who reach it are on this host.
+///
+/// ```
+/// assert!(!sheave_net::interface::outward()?.is_unspecified());
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// `Io` if the system does not list the interfaces.
+pub fn outward() -> Result<IpAddr> {
+    let all = addresses()?;
+    let usable = all.iter().filter_map(|(_, address)| *address).filter(needs_no_scope);
+    Ok(preferred(usable))
+}
+
+fn preferred(addresses: impl Iterator<Item = IpAddr>) -> IpAddr {
+    let outward = addresses.filter(|address| !address.is_loopback()).min_by_key(IpAddr::is_ipv6);
+    outward.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+fn needs_no_scope(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    }
 }
 
 /// Every interface, once for each of its addresses, in the order of the system.
@@ -81,6 +106,18 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_outward_address_is_loopback_only_where_there_is_no_other() {
+        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        for (texts, expected) in [
+            (&["127.0.0.1", "::1"][..], "127.0.0.1"),
+            (&["127.0.0.1", "fd00::2", "10.0.0.2", "10.0.1.2"], "10.0.0.2"),
+            (&["127.0.0.1", "::1", "fd00::2"], "fd00::2"),
+        ] {
+            assert_eq!(preferred(addresses(texts).into_iter()), addresses(&[expected])[0]);
+        }
+    }
 
     #[test]
     fn loopback_has_its_address_and_what_does_not_exist_is_named_beside_what_does() {
