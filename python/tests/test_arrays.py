@@ -165,6 +165,18 @@ def test_what_torch_has_yet_to_conjugate_or_negate_is_not_sent_as_it_lies(pair):
         other.recv(back, timeout=10)
 
 
+def test_what_torch_keeps_in_no_memory_of_its_own_is_refused_without_a_trace_of_its_code(pair):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    one, link, _, _ = pair
+    for tensor, told in [
+        (torch.eye(2).to_sparse(), "torch.float32 with layout torch.sparse_coo on device cpu"),
+        (torch.zeros(2, dtype=torch.int8, device="meta"), "torch.int8 with layout torch.strided on device meta"),
+    ]:
+        with pytest.raises(sheave.Unsupported, match="to_dense") as refused:
+            one.send(link, tensor)
+        assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 def test_without_torch_its_tensors_are_refused(pair):
     with pytest.raises(sheave.Unsupported, match="torch is not installed"):

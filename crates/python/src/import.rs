@@ -10,7 +10,7 @@ use crate::{dtype, errors, life, like};
 use dlpark::DlpackFlags;
 use dlpark::ffi::{DLDevice, DLDeviceType};
 use dlpark::python::ImportedDlpack;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 use sheave_base::{Error, ErrorKind, Result};
@@ -50,7 +50,12 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
             }
             Ok(imported) => return from_dlpack(imported, access).or_raise(array.py()),
             // Numpy has no DLPack word for the dtypes of ml_dtypes, and they are worth another try.
-            Err(error) => return from_extension(array, access)?.ok_or(error),
+            Err(error) => {
+                return match from_extension(array, access)? {
+                    Some(tensor) => Ok(tensor),
+                    None => Err(unreadable(array, error)?),
+                };
+            }
         }
     }
     if refused.is_instance_of::<PyTypeError>(array.py()) {
@@ -216,6 +221,23 @@ fn from_extension(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<T
     };
     let integers = tensor(&array.call_method1("view", (stand_in,))?, access)?;
     called(&integers, dtype).or_raise(array.py()).map(Some)
+}
+
+/// What a producer's refusal is told as: torch's own are traces of its C++ code.
+fn unreadable(array: &Bound<'_, PyAny>, error: PyErr) -> PyResult<PyErr> {
+    let py = array.py();
+    if !like::is_torch(array)? || !error.is_instance_of::<PyRuntimeError>(py) {
+        return Ok(error);
+    }
+    let told = |name| -> PyResult<String> { array.getattr(name)?.str()?.extract() };
+    let what = format!(
+        "a torch tensor of {} with layout {} on device {} has no memory that others can read",
+        told("dtype")?,
+        told("layout")?,
+        told("device")?
+    );
+    let error = Error::new(ErrorKind::Unsupported, what);
+    Ok(errors::to_python(py, &error.hint("give what its to_dense(), dequantize() or cpu() returns")))
 }
 
 /// The same elements under another dtype of the same size.
