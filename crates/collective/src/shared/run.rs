@@ -32,7 +32,7 @@ use crate::operation::{Form, Header, Kind, Operator};
 use crate::table::Algorithm;
 use sheave_base::limits::{COLLECTIVE_CALL_BYTES_MAX, COLLECTIVE_TURN_BYTES};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::Dtype;
+use sheave_tensor::{Dtype, hand_over};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -321,7 +321,7 @@ impl Run {
                     if bytes <= BRIEF_BYTES {
                         words = brief(std::slice::from_raw_parts(input.start(), bytes));
                     } else {
-                        std::ptr::copy_nonoverlapping(input.start(), payload, bytes.min(PAYLOAD_BYTES));
+                        hand_over(payload, input.start(), bytes.min(PAYLOAD_BYTES));
                     }
                 }
             }
