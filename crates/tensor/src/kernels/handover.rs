@@ -85,11 +85,11 @@ impl Reach {
 }
 
 /// Copies bytes to where another core reads them next, and has read what lay there before: as
-/// [`copy_bytes`](super::copy_bytes), in the way that is faster for the pair of cores.
+/// [`copy_bytes`], in the way that is faster for the pair of cores.
 ///
 /// # Safety
 ///
-/// As for [`copy_bytes`](super::copy_bytes).
+/// As for [`copy_bytes`].
 pub unsafe fn hand_over(target: *mut u8, source: *const u8, len_bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { hand_over_within(&REACH, target, source, len_bytes) }
@@ -97,7 +97,7 @@ pub unsafe fn hand_over(target: *mut u8, source: *const u8, len_bytes: usize) {
 
 /// # Safety
 ///
-/// As for [`copy_bytes`](super::copy_bytes).
+/// As for [`copy_bytes`].
 unsafe fn hand_over_within(reach: &Reach, target: *mut u8, source: *const u8, len_bytes: usize) {
     if len_bytes >= STREAM_BYTES_MIN {
         // SAFETY: the caller's promise.
