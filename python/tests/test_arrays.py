@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -168,8 +169,13 @@ def test_what_torch_has_yet_to_conjugate_or_negate_is_not_sent_as_it_lies(pair):
 def test_what_torch_keeps_in_no_memory_of_its_own_is_refused_without_a_trace_of_its_code(pair):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     one, link, _, _ = pair
+    with warnings.catch_warnings():
+        # Torch is about to give them up.
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.zeros(2), 0.5, 0, torch.qint8)
     for tensor, told in [
         (torch.eye(2).to_sparse(), "torch.float32 with layout torch.sparse_coo on device cpu"),
+        (quantized, "torch.qint8 with layout torch.strided on device cpu"),
         (torch.zeros(2, dtype=torch.int8, device="meta"), "torch.int8 with layout torch.strided on device meta"),
     ]:
         with pytest.raises(sheave.Unsupported, match="to_dense") as refused:

@@ -223,19 +223,20 @@ fn from_extension(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<T
     called(&integers, dtype).or_raise(array.py()).map(Some)
 }
 
-/// What a producer's refusal is told as: torch's own are traces of its C++ code.
+/// The error for a producer's refusal. Where a torch tensor has no elements in memory of its own, torch's is a trace of
+/// its C++ code; any other failure, such as a lack of memory, is told as it is.
 fn unreadable(array: &Bound<'_, PyAny>, error: PyErr) -> PyResult<PyErr> {
     let py = array.py();
     if !like::is_torch(array)? || !error.is_instance_of::<PyRuntimeError>(py) {
         return Ok(error);
     }
     let told = |name| -> PyResult<String> { array.getattr(name)?.str()?.extract() };
-    let what = format!(
-        "a torch tensor of {} with layout {} on device {} has no memory that others can read",
-        told("dtype")?,
-        told("layout")?,
-        told("device")?
-    );
+    let (dtype, layout, device) = (told("dtype")?, told("layout")?, told("device")?);
+    if layout == "torch.strided" && device != "meta" && !array.getattr("is_quantized")?.is_truthy()? {
+        return Ok(error);
+    }
+    let what =
+        format!("a torch tensor of {dtype} with layout {layout} on device {device} has no memory that others can read");
     let error = Error::new(ErrorKind::Unsupported, what);
     Ok(errors::to_python(py, &error.hint("give what its to_dense(), dequantize() or cpu() returns")))
 }

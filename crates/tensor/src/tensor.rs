@@ -311,7 +311,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// `self[i] = self[i] op other[i]`, through the only handle to this buffer, as memory that peers read next.
+    /// `self[i] = self[i] op other[i]`, through the only handle to this buffer; written as what peers read next.
     ///
     /// # Errors
     /// [`ErrorKind::Mismatch`] when dtypes or shapes differ, [`ErrorKind::Unsupported`] when the dtype has no such
@@ -327,7 +327,7 @@ impl Tensor {
         unsafe { reduce_and_hand_over(op, dtype, Operands { target, left: target, right: other.as_ptr(), elements }) }
     }
 
-    /// `self[i] = left[i] op right[i]`, through the only handle to this buffer.
+    /// `self[i] = left[i] op right[i]`, through the only handle to this buffer; written as what peers read next.
     ///
     /// # Errors
     /// As [`reduce_from`](Self::reduce_from).

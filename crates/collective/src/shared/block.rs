@@ -44,12 +44,11 @@ thread_local! {
 }
 
 /// The same elements of all ranks, in the order of the ranks, and where their reduction goes.
-#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Operands {
     pub(crate) sources: SmallVec<[*const u8; 8]>,
     /// This rank's own output, if it has one.
     pub(crate) target: Option<*mut u8>,
-    /// Where the result is copied to, besides: memory that others read.
+    /// Memory that others read, to which the result is copied besides.
     pub(crate) copies: SmallVec<[*mut u8; 8]>,
 }
 
@@ -182,7 +181,7 @@ mod tests {
             target: Some(target),
             copies: SmallVec::from_slice(&[copy.as_mut_ptr()]),
         };
-        let lent = Operands { target: None, ..operands.clone() };
+        let lent = Operands { sources: operands.sources.clone(), target: None, copies: operands.copies.clone() };
         // SAFETY: vectors of that many elements, of this thread; the target is one of the sources.
         unsafe { reduce_all(numbers, &lent, elements) }.unwrap();
         let without_target = copy.clone();

@@ -227,8 +227,7 @@ impl Movement {
             // leased, and nobody writes them before all are through. Where both are one rank's they are the same
             // bytes, which stay as they are, or do not overlap.
             unsafe {
-                // What others read, this rank writes at every second step.
-                let copy = if self.copied % 2 == 1 { hand_over } else { copy_bytes };
+                let copy = if is_pushed(self.copied) { hand_over } else { copy_bytes };
                 copy(target.wrapping_add(at), source.wrapping_add(at), piece);
             }
             run.spend(2 * piece);
@@ -255,12 +254,12 @@ impl Movement {
             });
         };
         let peer = &self.peers[(index + 1 + step / 2) % run.size()];
-        if step % 2 == 0 && peer.sends_by == Way::Pushed {
+        if is_pushed(number) && peer.sends_by == Way::Pushed {
             let input = part(job.input.as_ref())?.part(peer.sends.source..peer.sends.source + peer.sends.length);
             let target = start(peer.target.as_ref())?.wrapping_add(peer.sends.target);
             return Ok((input.start(), target, input.len_bytes()));
         }
-        if step % 2 == 1 && peer.gets_by == Way::Pulled {
+        if !is_pushed(number) && peer.gets_by == Way::Pulled {
             let output = part(job.output.as_ref())?.part(peer.gets.target..peer.gets.target + peer.gets.length);
             let source = start(peer.source.as_ref())?.wrapping_add(peer.gets.source);
             return Ok((source, output.start(), output.len_bytes()));
@@ -282,6 +281,11 @@ impl Movement {
         }
         Ok(())
     }
+}
+
+/// Whether one of [`Movement::copies`] writes to another rank; this rank's own part is the first of them.
+const fn is_pushed(number: usize) -> bool {
+    number % 2 == 1
 }
 
 fn start(place: Option<&Place>) -> Result<*mut u8> {

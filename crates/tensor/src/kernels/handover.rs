@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What is copied or reduced between two decisions.
+/// Bytes that are copied or reduced between two decisions.
 const PIECE_BYTES: usize = 64 << 10;
 /// Shorter pieces end in the store buffer, which hides what they cost.
 const TIMED_BYTES_MIN: usize = 16 << 10;
@@ -31,10 +31,10 @@ const NEAR_BYTES_PER_US: u128 = 2500;
 const SLOW_PIECES: u32 = 3;
 /// Bytes that go around the cache before a plain piece looks again.
 const STREAMED_BYTES: usize = 16 << 20;
-/// What is reduced at once before it goes around the cache: few enough bytes to stay in the first one until then.
+/// Bytes that are reduced at once before they go around the cache: few enough to stay in the first one until then.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// What the last plain pieces of this process have shown.
+/// The reach of this process, as its last plain pieces have shown it.
 static REACH: Reach = Reach::near();
 
 /// How far away the readers of what this process writes are.
@@ -138,6 +138,7 @@ pub(crate) unsafe fn reduce_and_hand_over(op: Op, dtype: Dtype, operands: Operan
 /// As for [`reduce_raw`].
 unsafe fn reduce_within(reach: &Reach, op: Op, dtype: Dtype, operands: Operands) -> Result<()> {
     let Operands { target, left, right, elements } = operands;
+    // Of nothing at all too.
     op.require(dtype)?;
     let (size, at_once) = (dtype.size_bytes(), PIECE_BYTES / dtype.size_bytes());
     for done in (0..elements).step_by(at_once) {

@@ -1,4 +1,4 @@
-//! Element-wise arithmetic on raw bytes: reductions, scaling, and copying of large pieces.
+//! Element-wise arithmetic on raw bytes: reductions, scaling, and copying of what is large or read by others next.
 //!
 //! The same inputs give the same bits whatever the machine: each element of the result depends on one element of each
 //! input only, no multiplication is fused with an addition, and every NaN that a reduction produces is the canonical
