@@ -522,10 +522,13 @@ impl Stage {
                 Step::Need => {}
                 Step::Send(words) => say(&self.socket, &words)?,
                 Step::Done { peer, send, .. } => {
+                    // Before it hears the last word: with that it may have its link, use it, and be no neighbour any
+                    // more before this thread goes on.
+                    let is_neighbour = node.find_neighbour(peer.node).is_some();
                     if let Some(words) = send {
                         say(&self.socket, &words)?;
                     }
-                    return self.become_link(node, &peer, rest);
+                    return self.become_link(node, &peer, is_neighbour, rest);
                 }
             }
         }
@@ -533,16 +536,16 @@ impl Stage {
     }
 
     /// The peer is who it says it is.
-    fn become_link(self, node: &Arc<Inner>, peer: &Hello, early: &[u8]) -> Result<Option<Self>> {
+    fn become_link(self, node: &Arc<Inner>, peer: &Hello, is_neighbour: bool, early: &[u8]) -> Result<Option<Self>> {
         if peer.payload == crate::probe::PAYLOAD {
             node.vouched_for(peer.node);
             return Ok(None);
         }
-        let peer = peer_of(peer);
-        if peer.node.and_then(|peer| node.find_neighbour(peer)).is_some() {
+        if is_neighbour {
             // It knows the same of this node and makes the link in process.
             return Ok(None);
         }
+        let peer = peer_of(peer);
         match self.medium {
             Medium::Tcp => {
                 let link = tcp::add(node, self.socket, peer, early, None)?;

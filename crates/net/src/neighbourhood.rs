@@ -6,7 +6,9 @@
 //!
 //! **Both ends decide alike**: who is in a neighbourhood is fixed from a node's start to its end, so the two sides of a
 //! handshake find each other there, or neither does. The one that accepted then makes no link, and the other makes the
-//! only one. Where one side is stopping they may differ, and what comes of it ends with that node, like any link to it.
+//! only one. It looks before it says its last word, for with that the other may have its link, use it, and be gone.
+//! Where one side stops before it has heard that word they may differ, and what comes of it ends with that node, like
+//! any link to it.
 
 use crate::node::Inner;
 use parking_lot::Mutex;

@@ -53,6 +53,28 @@ fn neighbours_have_one_link_however_they_know_each_other() {
 }
 
 #[test]
+fn a_neighbour_that_ends_at_once_is_met_once() {
+    let neighbourhood = Neighbourhood::default();
+    let (server, address) = listening(member("server", &neighbourhood));
+    for address in anonymous(&address) {
+        for _ in 0..200 {
+            let worker = Node::start(member("worker", &neighbourhood)).expect("a node");
+            worker.connect(&address, soon()).expect("it listens");
+            drop(worker);
+            let back = accepted(&server);
+            let (error, _) = failure(|| receive(&server, Some(back), 1));
+            assert!(error.to_string().contains("the peer closed the link"), "{address}: {error}");
+        }
+    }
+    let end = soon();
+    while server.handshakes_pending() > 0 {
+        assert!(Instant::now() < end, "a handshake is left");
+        std::thread::yield_now();
+    }
+    assert!(!server.accept().is_done(), "nobody else came");
+}
+
+#[test]
 fn another_transport_or_neighbourhood_is_linked_as_without_one() {
     let neighbourhood = Neighbourhood::default();
     let (server, address) = listening(member("server", &neighbourhood));
