@@ -12,8 +12,8 @@ that `sheave.torch.empty` made. `reduce_scatter` and `all_gather` do what FSDP2 
 parameters, and `ddp` is a step of eight layers of 1024 by 1024 with a batch of four, forward, backward and SGD. Long
 inputs are written again before each round, outside the timer. `init` is `init_process_group` in a process that has
 imported what the backend is in, as it has with torch for those of torch's own; `init_by_name` in one that has imported
-torch alone, and so looks for the backend in all installed packages; `init_and_barrier` is the first one, and a barrier,
-for all backends link ranks when they first need it.
+torch alone, which loads the backend in a rank; `init_and_barrier` is the first one, and a barrier, for all backends
+link ranks when they first need it.
 """
 
 import datetime

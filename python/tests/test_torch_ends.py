@@ -405,8 +405,55 @@ def test_sheave_itself_imports_no_torch(start):
     assert program.line() == "False"
 
 
-def test_the_backend_is_found_by_its_entry_point():
+def test_the_backend_is_found_by_its_entry_points():
     from importlib.metadata import entry_points
 
     found = entry_points(group="torch.distributed.backends", name="sheave")
     assert [point.value for point in found] == ["sheave.torch:register"]
+    found = entry_points(group="torch.backends", name="sheave")
+    assert [point.value for point in found] == ["_sheave_torch:autoload"]
+
+
+GROUP_OF_ONE = """
+import sys, torch, torch.distributed as dist
+loaded = [name in sys.modules for name in ("sheave", "sheave.torch.group")]
+print("SHEAVE" in dist.Backend._plugins, *loaded, flush=True)
+dist.init_process_group("sheave", store=dist.HashStore(), rank=0, world_size=1)
+print(type(dist.group.WORLD).__name__, dist.Backend._plugins["SHEAVE"].creator_fn.__module__)
+dist.destroy_process_group()
+"""
+
+
+def test_torch_loads_the_backend_in_ranks(start):
+    program = start(GROUP_OF_ONE, RANK="0", WORLD_SIZE="1")
+    assert program.succeed(60).splitlines() == ["True True True", "SheaveGroup sheave.torch"]
+
+
+@pytest.mark.soak("imports torch three times")
+def test_torch_loads_the_backend_in_ranks_alone_and_where_it_may(start):
+    for environment, loaded in (
+        ({}, "True False False"),
+        ({"SHEAVE_RANK": "0"}, "True True True"),
+        ({"RANK": "0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "False False False"),
+    ):
+        program = start(GROUP_OF_ONE, **environment)
+        assert program.succeed(60).splitlines() == [loaded, "SheaveGroup sheave.torch"], environment
+
+
+def test_torch_is_imported_though_the_backend_cannot_be(start, tmp_path):
+    broken = tmp_path / "sheave"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('no such library')")
+    program = start(
+        """
+import torch, torch.distributed as dist
+print("imported", flush=True)
+try:
+    dist.init_process_group("sheave", store=dist.HashStore(), rank=0, world_size=1)
+except OSError as error:
+    print(error)
+""",
+        RANK="0",
+        PYTHONPATH=str(tmp_path),
+    )
+    assert program.succeed(60).splitlines() == ["imported", "no such library"]

@@ -2,7 +2,9 @@
 
     torch.distributed.init_process_group("sheave")
 
-Nothing needs to be imported: torch finds the backend by its entry point. Tensors on GPUs are another backend's, as in
+Nothing needs to be imported: torch finds the backend by its entry points. `import torch` registers it, and loads it in
+a process that a launcher has started as a rank (`RANK` or `SHEAVE_RANK` is set); in others, and where
+`TORCH_DEVICE_BACKEND_AUTOLOAD=0` forbids that, the first group does. Tensors on GPUs are another backend's, as in
 `init_process_group("cpu:sheave,cuda:nccl")`. Groups made without a name take gloo on the CPU; `make_default` changes
 that.
 
@@ -20,8 +22,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import _sheave_torch
 import torch
 import torch.distributed as dist
 
@@ -44,15 +48,10 @@ def register() -> None:
     """
     if not dist.is_available():
         raise sheave.Unsupported("this torch was built without torch.distributed; hint: install another build of it")
-    from torch._C._distributed_c10d import Backend
-
-    try:
-        # Older ones have no backends that are written in Python.
-        type("Probe", (Backend,), {})(0, 1)
-    except TypeError:
+    if not _sheave_torch.can_have_backends():
         raise sheave.Unsupported(
             f"torch {torch.__version__} has no backends written in Python; hint: install torch {FLOOR} or later"
-        ) from None
+        )
     # What a group needs is here before the first one is made, for a program that imports this beforehand.
     importlib.import_module("sheave.torch.group")
     importlib.import_module("sheave.torch.meeting")
@@ -114,7 +113,10 @@ def create(opts: Any, backend_options: Any = None) -> SheaveGroup | SheaveBacken
 
 def _is_alone(opts: Any) -> bool:
     """Return whether a group has no backend but this one. Torch can hold one backend of those that it does not know."""
-    described = sys._getframe(2).f_locals.get("backend_config")
+    caller: FrameType | None = sys._getframe(2)
+    while caller is not None and caller.f_globals.get("__name__") == _sheave_torch.__name__:
+        caller = caller.f_back
+    described = None if caller is None else caller.f_locals.get("backend_config")
     if described is None:
         return bool(opts.process_group.name() == "custom")
     devices = dict(described.get_device_backend_map())
