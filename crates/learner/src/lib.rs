@@ -27,6 +27,7 @@
 //! and whose partial batches waited for ever.
 
 mod client;
+mod flushes;
 #[doc(hidden)]
 pub mod fuzz;
 mod ledger;

@@ -5,6 +5,7 @@
 //! They are made on a lane of their own, so that sums are taken and questions are answered meanwhile. Who makes a step
 //! looks for the next one when it is done; so nothing that was queued meanwhile is left behind.
 
+use crate::flushes::Flushes;
 use crate::ledger::Ledger;
 use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};
 use crate::questions::Questions;
@@ -42,7 +43,7 @@ pub(crate) struct State {
     /// So many sums are to leave the queue though no batch is full.
     hurried: u64,
     /// Who waits until so many sums have left the queue, and are applied.
-    flushes: Vec<(u64, Reply)>,
+    flushes: Flushes<Reply>,
     questions: Questions<Reply>,
     /// Looks at the questions when the first has waited long enough.
     question_timer: Option<Timer>,
@@ -64,7 +65,7 @@ impl Primary {
             version,
             applied: 0,
             hurried: 0,
-            flushes: Vec::new(),
+            flushes: Flushes::new(),
             questions: Questions::new(),
             question_timer: None,
             timer: None,
@@ -97,8 +98,7 @@ impl State {
         if self.is_stepping {
             return Vec::new();
         }
-        let gone = self.reducer.gone();
-        self.flushes.extract_if(.., |(target, _)| *target <= gone).map(|(_, reply)| reply).collect()
+        self.flushes.flushed(self.reducer.gone())
     }
 
     /// Whether this may be taken, and if not why. What is refused will never be applied.
@@ -188,7 +188,10 @@ impl Shared {
                 return Ok(());
             }
             let target = state.hurry();
-            state.flushes.push((target, reply));
+            if let Err((reply, error)) = state.flushes.add(target, reply, Reply::is_wanted) {
+                drop(state);
+                reply.error(error);
+            }
         }
         self.submit(SUMS, Self::drain_primary);
         Ok(())
@@ -370,9 +373,9 @@ impl Shared {
             let left = state.reducer.clear();
             state.ledger.note(&left.queued, Outcome::Dropped);
             state.ledger.note(&left.waited, Outcome::Dropped);
-            (left.waiters, std::mem::take(&mut state.flushes), state.timer.take())
+            (left.waiters, state.flushes.clear(), state.timer.take())
         };
-        let replies = waiters.into_iter().chain(flushes.into_iter().map(|(_, reply)| reply));
+        let replies = waiters.into_iter().chain(flushes);
         replies.for_each(|reply| reply.error(error.clone()));
         let (Some(shared), Ok(mesh)) = (self.own.upgrade(), self.mesh()) else { return };
         // One that does not hear of it is told when it sends something.

@@ -5,6 +5,7 @@
 //! is made or on its way, and is changed under the lock: so one thread at a time sums, in the order of the queue,
 //! whichever thread it is. The lock is not held meanwhile.
 
+use crate::flushes::Flushes;
 use crate::primary::came_twice;
 use crate::protocol::{Forward, Push, STATE, number};
 use crate::reducer::{Contribution, GradientId, Overflow, Pushed, Reducer, sum};
@@ -25,7 +26,7 @@ pub(crate) struct Secondary {
     /// So many are to leave the queue though no batch is full.
     hurried: u64,
     /// Who waits until so many have left the queue, and the primary has them.
-    flushes: Vec<(u64, Reply)>,
+    flushes: Flushes<Reply>,
     timer: Option<Timer>,
     /// What the primary has not been told of yet: these will be in no sum.
     untold: Vec<GradientId>,
@@ -63,7 +64,7 @@ impl Secondary {
             reducer,
             is_forwarding: false,
             hurried: 0,
-            flushes: Vec::new(),
+            flushes: Flushes::new(),
             timer: None,
             untold: Vec::new(),
             started: None,
@@ -125,8 +126,7 @@ impl Secondary {
         if self.is_forwarding && !is_early {
             return Vec::new();
         }
-        let gone = self.reducer.gone();
-        self.flushes.extract_if(.., |(target, _)| is_early || *target <= gone).map(|(_, reply)| reply).collect()
+        if is_early { self.flushes.clear() } else { self.flushes.flushed(self.reducer.gone()) }
     }
 }
 
@@ -188,7 +188,11 @@ impl Shared {
                 return Ok(());
             }
             let target = secondary.hurry();
-            secondary.flushes.push((target, reply));
+            if let Err((reply, error)) = secondary.flushes.add(target, reply, Reply::is_wanted) {
+                drop(secondary);
+                reply.error(error);
+                return Ok(());
+            }
             secondary.flushed()
         };
         flushed.into_iter().for_each(|reply| reply.value(Value::None));
@@ -324,11 +328,11 @@ impl Shared {
             secondary.dropped.add(left.queued.iter().copied());
             let mut dropped = std::mem::take(&mut secondary.untold);
             dropped.extend(left.queued.into_iter().chain(left.waited));
-            let flushes = std::mem::take(&mut secondary.flushes);
+            let flushes = secondary.flushes.clear();
             (left.waiters, flushes, dropped, secondary.started, secondary.timer.take())
         };
         let waiters = waiters.into_iter().map(|pusher| pusher.reply);
-        let replies = waiters.chain(flushes.into_iter().map(|(_, reply)| reply));
+        let replies = waiters.chain(flushes);
         replies.for_each(|reply| reply.error(error.clone()));
         let (Some(shared), Ok(mesh)) = (self.own.upgrade(), self.mesh()) else { return };
         if !dropped.is_empty() {
