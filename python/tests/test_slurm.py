@@ -134,8 +134,9 @@ def test_srun_starts_ranks_on_two_nodes(cluster, mpi):
 
 
 @pytest.mark.adversity(WHY)
-def test_ranks_that_listen_on_loopback_are_refused_with_a_hint(cluster):
-    srun = cluster.start("srun", "-N", 2, "-n", 3, sys.executable, cluster.script("job.py", SUM), SHEAVE_BIND="")
+@pytest.mark.parametrize("settings", [{"SHEAVE_BIND": ""}, {"SHEAVE_BIND": "", "SHEAVE_INSECURE": ""}])
+def test_ranks_that_listen_on_loopback_are_refused_with_a_hint(cluster, settings):
+    srun = cluster.start("srun", "-N", 2, "-n", 3, sys.executable, cluster.script("job.py", SUM), **settings)
     status, out, err = srun.finish(timeout=30)
     assert (status, out) == (1, "")
     said = [row for row in err.splitlines() if row.startswith("sheave.")]

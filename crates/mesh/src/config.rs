@@ -70,6 +70,8 @@ pub struct Config {
     pub interface: Option<String>,
     /// Permits addresses that other hosts can reach, without TLS.
     pub insecure: bool,
+    /// Whether the launcher says that not all processes are on one host; `false` may also mean that it does not know.
+    pub is_of_several_hosts: bool,
     /// The processes of the job on this host, those without work included, where they are not only those that join this
     /// mesh; if `None`, they are counted when all have met.
     pub local_ranks: Option<usize>,
@@ -98,6 +100,7 @@ impl Config {
             binds_host: false,
             interface: None,
             insecure: false,
+            is_of_several_hosts: false,
             local_ranks: None,
             losses: None,
             collective_table: None,
@@ -178,6 +181,9 @@ impl Config {
         if let (None, Some(local_size)) = (settings.local_ranks, membership.local_size) {
             config.node.local_ranks = local_size as usize;
         }
+        // DMLC counts a group's, of which a host may have many.
+        config.is_of_several_hosts = membership.role == Role::Rank
+            && membership.local_size.is_some_and(|local_size| local_size < membership.workers);
         config.name = membership.name;
         config.join_timeout = membership.join_timeout;
         config.host = membership.host;

@@ -1,8 +1,25 @@
-//! Whether the members of a mesh can reach each other by what they have said of themselves.
+//! Whether the members of a mesh can reach each other, by what their launcher says and what they have said themselves.
 
+use crate::config::Config;
 use crate::engine::Member;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_net::Address;
+use std::net::SocketAddr;
+
+const HINT: &str =
+    "set SHEAVE_BIND to an address of each host, or to 0.0.0.0, and SHEAVE_INSECURE=1 if you trust the network";
+
+/// Refuses to meet where other hosts reach it in a job that the launcher has started on several, if nobody may listen
+/// there: rank 0 could not, and the others would wait for it. All ranks come to the same answer, for a launcher gives
+/// all the same variables.
+pub(crate) fn check_root(config: &Config, root: SocketAddr) -> Result<()> {
+    if !config.is_of_several_hosts || config.insecure || root.ip().is_loopback() {
+        return Ok(());
+    }
+    let what = "the launcher has started ranks on several hosts, and none of them may listen where others reach it";
+    let error = Error::new(ErrorKind::InvalidArgument, what).context(format!("meeting at {root}"));
+    Err(error.operation("join").hint(HINT))
+}
 
 /// Refuses a mesh of several hosts of which one member listens at loopback. All members come to the same answer, for
 /// all have the same table.
@@ -25,9 +42,7 @@ pub(crate) fn check(table: &[Member]) -> Result<()> {
         "{} on {} listens at {at}, which {} on {} cannot reach: members of several hosts need addresses of their hosts",
         near.name, near.host, far.name, far.host
     );
-    let hint =
-        "set SHEAVE_BIND to an address of each host, or to 0.0.0.0, and SHEAVE_INSECURE=1 if you trust the network";
-    Err(Error::new(ErrorKind::InvalidArgument, what).hint(hint))
+    Err(Error::new(ErrorKind::InvalidArgument, what).hint(HINT))
 }
 
 #[cfg(test)]
@@ -69,5 +84,31 @@ mod tests {
             assert!(text.contains(" on b listens at 127.0.0.1:45759, which rank-"), "{text}");
             assert!(text.contains(" on a cannot reach") && text.contains("SHEAVE_BIND"), "{text}");
         }
+    }
+
+    #[test]
+    fn ranks_of_several_hosts_meet_where_they_may_listen() {
+        let config = |more: &[(&'static str, &'static str)]| {
+            let slurm = [
+                ("SLURM_PROCID", "1"),
+                ("SLURM_STEP_NUM_TASKS", "3"),
+                ("SLURM_NODEID", "0"),
+                ("SLURM_LOCALID", "1"),
+                ("SLURM_STEP_TASKS_PER_NODE", "2,1"),
+                ("SLURM_STEP_NODELIST", "n[1-2]"),
+                ("SLURM_STEP_ID", "0"),
+                ("SLURM_JOB_ID", "7"),
+            ];
+            // The later one counts.
+            let lookup =
+                |name: &str| slurm.iter().chain(more).rfind(|entry| entry.0 == name).map(|entry| entry.1.into());
+            Config::from_lookup(lookup).expect("it holds together").expect("it is a job")
+        };
+        let (far, near) = ("10.0.0.1:20500".parse().expect("it is one"), "127.0.0.1:20500".parse().expect("it is one"));
+        let error = check_root(&config(&[]), far).expect_err("nobody can listen there").to_string();
+        assert!(error.contains("join: meeting at 10.0.0.1:20500: ") && error.ends_with(HINT), "{error}");
+        check_root(&config(&[]), near).expect("two launchers of one host may meet at loopback");
+        check_root(&config(&[("SHEAVE_INSECURE", "1")]), far).expect("it is permitted");
+        check_root(&config(&[("SLURM_STEP_TASKS_PER_NODE", "3")]), far).expect("all are on one host");
     }
 }

@@ -13,6 +13,7 @@ use crate::driver::Shared;
 use crate::ended;
 use crate::endpoints;
 use crate::engine::{self, Engine, Introduction};
+use crate::hosts;
 use crate::meeting::{self, Meet, Meeting, Published, Record};
 use crate::told::Told;
 use sheave_base::clock;
@@ -93,6 +94,7 @@ pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> R
         }
         (Meeting::Root(root), _) => {
             let root = resolve(root, until, interrupt)?;
+            hosts::check_root(config, root)?;
             (listen(&node, config, Some(root))?, Root::Known(root_address(&node, root)))
         }
         (Meeting::Store(_), Some((store, record))) => {
@@ -313,6 +315,7 @@ fn host_at(
 ) -> Result<Address> {
     let is_reached = !config.bind.ip().is_loopback();
     let known = if is_reached { look_up(root).ok() } else { Some(resolve(root, until, interrupt)?) };
+    known.map_or(Ok(()), |known| hosts::check_root(config, known))?;
     let at = match known.filter(|known| !is_reached || is_own(known.ip())) {
         Some(known) => known,
         None => SocketAddr::new(config.bind.ip(), root.port),
