@@ -163,8 +163,8 @@ impl Worker {
         match self.scene.as_str() {
             WHOLE => {
                 let pushed = self.store.push(&filled(1.0)).expect("it is sent");
-                // What is asked of a server later is answered later. The thread that finds an answer ends its operation,
-                // so the push may end a moment after others have been heard.
+                // What is asked of a server later is answered later. The thread that finds an answer ends its
+                // operation, so the push may end a moment after others have been heard.
                 self.ask_all_servers();
                 until("it is merged, or waits", || pushed.is_done() == self.is_done_at_once());
             }
