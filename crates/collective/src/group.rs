@@ -507,10 +507,10 @@ impl State {
     /// Why an operation has failed: what links say of members that go because the group is broken is not why.
     fn cause(&self, error: Error) -> Error {
         let Some(verdict) = self.verdict().filter(|_| is_echo(&error)) else { return error };
-        // Which of several members that have left is missed is known better here. But one that left after another had
-        // died left for that.
-        let is_of_leavers = is_echo(&verdict) && !self.is_death(&verdict);
-        if is_of_leavers && self.is_departure(&error) { error } else { verdict }
+        // Which of several members that have left is missed is known better here. But where the verdict is that one is
+        // dead, another may have left for that, even before all have agreed on the death.
+        let blames_dead = verdict.kind().is_loss() && !self.is_departure(&verdict);
+        if is_echo(&verdict) && !blames_dead && self.is_departure(&error) { error } else { verdict }
     }
 
     /// Whether an error says that a member has left.
