@@ -400,6 +400,27 @@ dist.destroy_process_group()
     assert sorted((one, other)) == [f"attempt 1: rank {rank} has 2" for rank in range(2)], ended
 
 
+def test_ranks_that_are_restarted_meet_in_the_same_store_whoever_is_first(start_torch, tmp_path):
+    source = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+rank, path, is_second = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if is_second and rank == 0:
+    # The other one is to find the store as the first attempt has left it.
+    time.sleep(1)
+store, timeout = dist.FileStore(path, 2), datetime.timedelta(seconds=20)
+dist.init_process_group("sheave", store=store, rank=rank, world_size=2, timeout=timeout)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(int(total), flush=True)
+# Without a word, so that the store stays.
+os._exit(0)
+"""
+    for attempt in range(2):
+        programs = [start_torch(source, rank, tmp_path / "store", attempt) for rank in range(2)]
+        assert [program.succeed(60).strip() for program in programs] == ["2", "2"]
+
+
 def test_sheave_itself_imports_no_torch(start):
     program = start("import sheave, sheave.meet, sys; print('torch' in sys.modules)")
     assert program.line() == "False"

@@ -108,6 +108,8 @@ def create(opts: Any, backend_options: Any = None) -> SheaveGroup | SheaveBacken
             joined.is_new = False
             # A rank that destroys its group at once would leave the mesh before the others have made theirs.
             backend.meet()
+            if opts.group_rank == 0:
+                meeting.forget(opts.store, opts.group_size)
     return SheaveGroup(opts.store, backend) if is_alone else backend
 
 

@@ -87,6 +87,18 @@ def join(store: Any, rank: int, size: int, ranks: list[int], timeout: timedelta)
     return _meet(store, rank, ranks, timeout)
 
 
+def forget(store: Any, size: int) -> None:
+    """Take out of the store what was said there, once all ranks have met.
+
+    Ranks that torchrun restarts meet in the same store, and one that is quicker than rank 0 would believe what that
+    said before.
+    """
+    # A store that cannot do so, or not any more, fails nobody who has met.
+    with contextlib.suppress(Exception):
+        for key in (_DECISION, *(f"sheave/host/{rank}" for rank in range(1, size))):
+            store.delete_key(key)
+
+
 def _meet(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined:
     return _lead(store, ranks, timeout) if rank == 0 else _follow(store, rank, ranks, timeout)
 
