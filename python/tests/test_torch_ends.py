@@ -373,8 +373,10 @@ dist.destroy_process_group()
 def test_an_elastic_restart_makes_the_group_again(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
-import os, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 dist.init_process_group("sheave")
+# In one piece, for ranks share their output.
+say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")
 rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 total = torch.ones(1)
 dist.all_reduce(total)
@@ -383,11 +385,11 @@ if attempt == 0:
         os._exit(3)
     try:
         dist.all_reduce(total)
-        print("it returned", flush=True)
+        say("it returned")
     except RuntimeError as error:
-        print("attempt 0:", type(error).__name__, "rank-1" in str(error), flush=True)
+        say("attempt 0:", type(error).__name__, "rank-1" in str(error))
         raise
-print(f"attempt {attempt}: rank {rank} has {int(total)}", flush=True)
+say(f"attempt {attempt}: rank {rank} has {int(total)}")
 dist.destroy_process_group()
 """)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
