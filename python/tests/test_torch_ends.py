@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import DEATH_BOUND_S, LIVENESS, SILENCE_BOUND_S, free_root, wait_until_asleep
+from conftest import DEATH_BOUND_S, LIVENESS, SILENCE_BOUND_S, free_root, in_a_wait, wait_until_asleep
 
 # The programs import it, and this process need not.
 if importlib.util.find_spec("torch") is None:
@@ -404,13 +404,11 @@ dist.destroy_process_group()
 
 def test_ranks_that_are_restarted_meet_in_the_same_store_whoever_is_first(start_torch, tmp_path):
     source = """
-import datetime, os, sys, time
+import datetime, os, sys
 import torch, torch.distributed as dist
-rank, path, is_second = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-if is_second and rank == 0:
-    # The other one is to find the store as the first attempt has left it.
-    time.sleep(1)
+rank, path = int(sys.argv[1]), sys.argv[2]
 store, timeout = dist.FileStore(path, 2), datetime.timedelta(seconds=20)
+print("begins", flush=True)
 dist.init_process_group("sheave", store=store, rank=rank, world_size=2, timeout=timeout)
 total = torch.ones(1)
 dist.all_reduce(total)
@@ -418,9 +416,13 @@ print(int(total), flush=True)
 # Without a word, so that the store stays.
 os._exit(0)
 """
-    for attempt in range(2):
-        programs = [start_torch(source, rank, tmp_path / "store", attempt) for rank in range(2)]
-        assert [program.succeed(60).strip() for program in programs] == ["2", "2"]
+    for _ in range(2):
+        follower = start_torch(source, 1, tmp_path / "store")
+        # It finds the store as the attempt before has left it.
+        in_a_wait(follower)
+        leader = start_torch(source, 0, tmp_path / "store")
+        assert leader.succeed(60).split() == ["begins", "2"]
+        assert follower.succeed(60).split() == ["2"]
 
 
 def test_sheave_itself_imports_no_torch(start):

@@ -1,6 +1,6 @@
-//! Who waits until what was taken before has left a queue.
+//! Clients that wait until what was taken before has left a queue.
 //!
-//! Whoever has given up keeps its place until what it waited for is gone, or its place is wanted by another one: so
+//! One that has given up keeps its place until what it waited for is gone, or its place is wanted by another one: so
 //! there are never more of them than places, however often clients ask of a server that stands still.
 
 use sheave_base::{Error, ErrorKind, limits};

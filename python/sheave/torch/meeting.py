@@ -87,6 +87,16 @@ def join(store: Any, rank: int, size: int, ranks: list[int], timeout: timedelta)
     return _meet(store, rank, ranks, timeout)
 
 
+def _host_key(rank: int) -> str:
+    """Return the key of what a rank says of its host."""
+    return f"sheave/host/{rank}"
+
+
+def _host_keys(size: int) -> list[str]:
+    """Return those of all ranks but rank 0, which asks for them."""
+    return [_host_key(rank) for rank in range(1, size)]
+
+
 def forget(store: Any, size: int) -> None:
     """Take out of the store what was said there, once all ranks have met.
 
@@ -95,7 +105,7 @@ def forget(store: Any, size: int) -> None:
     """
     # A store that cannot do so, or not any more, fails nobody who has met.
     with contextlib.suppress(Exception):
-        for key in (_DECISION, *(f"sheave/host/{rank}" for rank in range(1, size))):
+        for key in (_DECISION, *_host_keys(size)):
             store.delete_key(key)
 
 
@@ -135,7 +145,7 @@ def _lead(store: Any, ranks: list[int], timeout: timedelta) -> Joined:
 
 def _follow(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined:
     """Do what rank 0 has decided."""
-    store.set(f"sheave/host/{rank}", f"{_host()}\n{_trusts_network()}")
+    store.set(_host_key(rank), f"{_host()}\n{_trusts_network()}")
     name, way, what = bytes(store.get(_DECISION)).split(b"\n", 2)
     if way in (_REFUSED, _FAILED):
         with contextlib.suppress(Exception):
@@ -171,7 +181,7 @@ def _way(store: Any, size: int) -> bytes:
 
     Raise InvalidArgument where they are on several, and not all of them permit what that means.
     """
-    keys = [f"sheave/host/{other}" for other in range(1, size)]
+    keys = _host_keys(size)
     # As one question, in a store that can answer it.
     found = store.multi_get(keys) if keys and store.has_extended_api() else map(store.get, keys)
     said = [(_host(), str(_trusts_network())), *(bytes(text).decode().split("\n") for text in found)]
