@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import threading
@@ -14,9 +15,10 @@ from conftest import free_root
 
 
 def modules():
-    """The package and its modules; what belongs to a drop-in face is that one's affair."""
+    """The package and its modules; what belongs to a drop-in face is that one's affair, and one for torch wants it."""
+    others = ["sheave.compat"] if importlib.util.find_spec("torch") else ["sheave.compat", "sheave.torch"]
     names = [info.name for info in pkgutil.walk_packages(sheave.__path__, "sheave.")]
-    names = [name for name in names if "._" not in name and not name.startswith("sheave.compat")]
+    names = [name for name in names if "._" not in name and not name.startswith(tuple(others))]
     return [sheave, *map(importlib.import_module, names)]
 
 
