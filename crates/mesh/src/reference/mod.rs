@@ -19,10 +19,13 @@
 //! else, and nothing is looked up.
 //!
 //! * The owner passes to B: it counts B before the message leaves.
-//! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link.
+//! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link, and what A has
+//!   not said of its counts by then is said to the owner in any case: until that arrives, which may be before the
+//!   message or after it, whoever gave them to A keeps the object.
 //! * A passes an object of O to B: A keeps a hold of its own until it is told `Confirm`. B adopts the reference and
 //!   says `Count` to O; O counts B, and says `Confirm` to A. B's `Release` follows its `Count` on the same link. If B
-//!   drops the reference before its `Count` has gone, it says nothing to O and `Confirm` to A itself.
+//!   drops the reference before its `Count` has gone, and has sent nothing of it to O, it says nothing to O and
+//!   `Confirm` to A itself.
 //!
 //! So every count but the owner's own gift is made by a word of its holder, and words of one holder to one owner stay
 //! in order: counts never go below what is held, and a holder that dies takes no count of anybody else with it. If A
@@ -144,6 +147,8 @@ pub(crate) struct Hold {
     counts: AtomicU64,
     /// The owner has said that it has no such object any more.
     is_gone: AtomicBool,
+    /// Its name went to the owner: a message that may be on its way still.
+    went_back: AtomicBool,
     /// Why the call that was to fill it was never sent.
     failed: OnceLock<Error>,
     /// The tables know that it ends.

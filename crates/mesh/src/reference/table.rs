@@ -252,9 +252,16 @@ impl References {
     }
 
     pub(super) fn new_hold(self: &Arc<Self>, name: Name, settled: Option<Result<Object>>) -> Arc<Hold> {
-        let (counts, is_gone, failed) = (AtomicU64::new(0), AtomicBool::new(false), OnceLock::new());
-        let object = settled.map(|settled| OnceLock::from(settled.map(keep))).unwrap_or_default();
-        Arc::new(Hold { references: Arc::clone(self), name, object, counts, is_gone, failed, is_told: false })
+        Arc::new(Hold {
+            references: Arc::clone(self),
+            name,
+            object: settled.map(|settled| OnceLock::from(settled.map(keep))).unwrap_or_default(),
+            counts: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
+            went_back: AtomicBool::new(false),
+            failed: OnceLock::new(),
+            is_told: false,
+        })
     }
 
     /// Counts references that are about to leave for `to`. The returned ones must be kept until the message has left;
@@ -323,6 +330,8 @@ impl References {
             } else if held.owner() != to {
                 tables.passing_count += 1;
                 tables.passing.entry((to, held.0.name)).or_default().push(held.clone());
+            } else {
+                held.0.went_back.store(true, SeqCst);
             }
         }
         Ok(())
@@ -547,7 +556,9 @@ impl References {
         }
         // A drawer says in any case that it drops the name: nobody else can have it filled.
         let is_drawn = tables.end_holding(hold.name);
-        let outbox = tables.outboxes.get_mut(&owner).filter(|_| !is_drawn);
+        // Nor is a giver let go by anybody but the owner while a message may be on its way there.
+        let may_be_unsaid = !is_drawn && !hold.went_back.load(SeqCst);
+        let outbox = tables.outboxes.get_mut(&owner).filter(|_| may_be_unsaid);
         let mut left = hold.counts.load(SeqCst);
         let unsaid = outbox.map(|outbox| outbox.take_counts(id, left)).unwrap_or_default();
         for (giver, times) in unsaid {
