@@ -1,7 +1,11 @@
 """What all tests share: nodes, links of every medium, and peers in processes of their own."""
 
 import contextlib
+import importlib
+import importlib.util
+import inspect
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -81,6 +85,11 @@ class Program:
     @property
     def pid(self):
         return self.process.pid
+
+    def stop(self):
+        """Stop it, and wait until all of its threads have: beside others that want the cores that takes its time."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def line(self):
         """The next line that it prints, or its last words if there is none."""
@@ -162,6 +171,27 @@ def launching(**how):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             program.process.communicate()
+
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def lacks_torch(documented):
+    """Whether its examples want torch, and there is none."""
+    return not HAS_TORCH and "import torch" in (inspect.getdoc(documented) or "")
+
+
+def modules_of(package):
+    """A package and the modules in it, without those that want torch where there is none."""
+    yield package
+    names = [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for name in names:
+        try:
+            if not name.endswith("__main__"):
+                yield importlib.import_module(name)
+        except ModuleNotFoundError as missing:
+            if HAS_TORCH or not (missing.name or "").startswith("torch"):
+                raise
 
 
 def free_root():

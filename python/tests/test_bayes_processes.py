@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_within_a_step_is_named_by_fit(job):
 def test_a_process_that_is_stopped_is_waited_for_no_longer_than_the_timeout(job):
     ensemble, programs, pairs = job
     ensemble.fit(pairs, squares, 1)
-    os.kill(programs[0].pid, signal.SIGSTOP)
+    programs[0].stop()
     for wait in (
         lambda: ensemble.fit(pairs, squares, 1, timeout=0.5),
         lambda: ensemble.predict(pairs[0][0], timeout=0.5),
@@ -181,7 +181,7 @@ def test_a_process_that_is_stopped_is_waited_for_no_longer_than_the_timeout(job)
 def test_without_a_timeout_a_process_that_is_stopped_is_lost_once_it_has_been_silent_for_long(start):
     with joined(start, 5) as (ensemble, programs, pairs):
         ensemble.fit(pairs, squares, 1)
-        os.kill(programs[0].pid, signal.SIGSTOP)
+        programs[0].stop()
         begun = time.monotonic()
         with pytest.raises(sheave.PeerLost, match="rank-1"):
             ensemble.fit(pairs, squares, 1)

@@ -646,9 +646,7 @@ def test_ctrl_c_ends_the_wait_of_who_leaves(start, leave):
     first = rank(start, PARTNER, 0, 2, root, SHEAVE_LIVENESS_TIMEOUT_MS="60000")
     with join(1, 2, root, liveness_timeout=60) as mesh:
         assert first.line() == "joined"
-        os.kill(first.pid, signal.SIGSTOP)
-        # Until all of its threads have stopped it may still answer.
-        os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+        first.stop()
 
         def interrupt():
             # It is left as soon as the call has begun, which is long before it ends.
