@@ -27,6 +27,8 @@
 mod awaited;
 mod callers;
 pub(crate) mod start;
+#[cfg(test)]
+mod tests;
 
 use crate::hosts::Hosts;
 use crate::hub::Hub;

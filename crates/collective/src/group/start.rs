@@ -40,7 +40,7 @@ impl Conditions {
     /// Of an operation's own steps, which begin in one order.
     pub(crate) const STEPS: Self = Self { limit: None, is_ordered: true };
 
-    fn terms(self, header: &Header) -> Terms {
+    pub(super) fn terms(self, header: &Header) -> Terms {
         let Self { limit, is_ordered } = self;
         Terms { operation: header.name(), limit, is_collective: true, is_ordered, message: None }
     }
