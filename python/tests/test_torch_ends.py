@@ -402,27 +402,32 @@ dist.destroy_process_group()
     assert sorted((one, other)) == [f"attempt 1: rank {rank} has 2" for rank in range(2)], ended
 
 
-def test_ranks_that_are_restarted_meet_in_the_same_store_whoever_is_first(start_torch, tmp_path):
+@pytest.mark.parametrize("transport", ["auto", "pigeons"])
+def test_ranks_that_are_restarted_meet_in_the_same_store_whoever_is_first(start_torch, tmp_path, transport):
+    """Whether they had met before or had heard from rank 0 why they did not."""
     source = """
 import datetime, os, sys
 import torch, torch.distributed as dist
 rank, path = int(sys.argv[1]), sys.argv[2]
 store, timeout = dist.FileStore(path, 2), datetime.timedelta(seconds=20)
 print("begins", flush=True)
-dist.init_process_group("sheave", store=store, rank=rank, world_size=2, timeout=timeout)
-total = torch.ones(1)
-dist.all_reduce(total)
-print(int(total), flush=True)
+try:
+    dist.init_process_group("sheave", store=store, rank=rank, world_size=2, timeout=timeout)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(int(total), flush=True)
+except RuntimeError as error:
+    print("pigeons" in str(error), flush=True)
 # Without a word, so that the store stays.
 os._exit(0)
 """
-    for _ in range(2):
+    for own, said in [(transport, "2" if transport == "auto" else "True"), ("auto", "2")]:
         follower = start_torch(source, 1, tmp_path / "store")
         # It finds the store as the attempt before has left it.
         in_a_wait(follower)
-        leader = start_torch(source, 0, tmp_path / "store")
-        assert leader.succeed(60).split() == ["begins", "2"]
-        assert follower.succeed(60).split() == ["2"]
+        leader = start_torch(source, 0, tmp_path / "store", SHEAVE_TRANSPORT=own)
+        assert leader.succeed(60).split() == ["begins", said]
+        assert follower.succeed(60).split() == [said]
 
 
 def test_sheave_itself_imports_no_torch(start):

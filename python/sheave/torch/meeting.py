@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,9 @@ JOIN_TIMEOUT_S = 300.0
 
 REFUSAL_TIMEOUT_S = 20.0
 """How long rank 0 waits at most until all ranks know why they do not meet. They need no longer than to read it."""
+
+WITHDRAWAL_TIMEOUT_S = 1.0
+"""How long the others wait at most until what rank 0 has said is out of the store again, which takes a question."""
 
 _ANYWHERE = ("192.0.2.1", 9)
 """An address that no host has: the way there begins at the address that this host shows to others."""
@@ -97,16 +101,18 @@ def _host_keys(size: int) -> list[str]:
     return [_host_key(rank) for rank in range(1, size)]
 
 
+def _knows_key(rank: int) -> str:
+    """Return the key of what a rank says that knows why there is no mesh."""
+    return f"sheave/knows/{rank}"
+
+
 def forget(store: Any, size: int) -> None:
     """Take out of the store what was said there, once all ranks have met.
 
     Ranks that torchrun restarts meet in the same store, and one that is quicker than rank 0 would believe what that
     said before.
     """
-    # A store that cannot do so, or not any more, fails nobody who has met.
-    with contextlib.suppress(Exception):
-        for key in (_DECISION, *_host_keys(size)):
-            store.delete_key(key)
+    _take_back(store, _DECISION, *_host_keys(size))
 
 
 def _meet(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined:
@@ -138,18 +144,26 @@ def _lead(store: Any, ranks: list[int], timeout: timedelta) -> Joined:
             # A store that has failed takes nothing any more, and its failure is raised already.
             with contextlib.suppress(Exception):
                 tell(_REFUSED if is_refused else _FAILED, str(error).encode() or type(error).__name__.encode())
-            if isinstance(error, Exception):
-                _await_followers(store, len(ranks))
+            if isinstance(error, Exception) and _do_followers_know(store, len(ranks)):
+                _take_back(store, _DECISION)
         raise
 
 
 def _follow(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined:
     """Do what rank 0 has decided."""
+    try:
+        return _joined(store, rank, ranks, timeout)
+    except Exception:
+        # Another attempt in this store is to hear nothing of this one.
+        _take_back(store, _host_key(rank))
+        raise
+
+
+def _joined(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined:
     store.set(_host_key(rank), f"{_host()}\n{_trusts_network()}")
     name, way, what = bytes(store.get(_DECISION)).split(b"\n", 2)
     if way in (_REFUSED, _FAILED):
-        with contextlib.suppress(Exception):
-            store.set(f"sheave/knows/{rank}", b"")
+        _await_withdrawal(store, rank)
     if way == _REFUSED:
         raise InvalidArgument(f"rank 0 has refused to make the group: {what.decode()}")
     if way == _FAILED:
@@ -202,11 +216,32 @@ def _trusts_network() -> bool:
     return os.environ.get("SHEAVE_INSECURE", "").strip().lower() in ("1", "true", "yes", "on")
 
 
-def _await_followers(store: Any, size: int) -> None:
+def _do_followers_know(store: Any, size: int) -> bool:
     """Wait until the others know why there is no mesh: the store is often in this process, which may end now."""
+    keys = [_knows_key(rank) for rank in range(1, size)]
     # Whatever fails here, there is an error to raise already.
     with contextlib.suppress(Exception):
-        store.wait([f"sheave/knows/{other}" for other in range(1, size)], timedelta(seconds=REFUSAL_TIMEOUT_S))
+        store.wait(keys, timedelta(seconds=REFUSAL_TIMEOUT_S))
+        _take_back(store, *keys)
+        return True
+    return False
+
+
+def _await_withdrawal(store: Any, rank: int) -> None:
+    """Say that this rank knows why there is no mesh, and wait a moment until no other attempt can find that."""
+    _take_back(store, _host_key(rank))
+    with contextlib.suppress(Exception):
+        store.set(_knows_key(rank), b"")
+        end = time.monotonic() + WITHDRAWAL_TIMEOUT_S
+        while store.check([_DECISION]) and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+def _take_back(store: Any, *keys: str) -> None:
+    """Take out of the store what was said there, as far as it can do that."""
+    with contextlib.suppress(Exception):
+        for key in keys:
+            store.delete_key(key)
 
 
 def _listening(store: Any) -> dict[str, str]:
