@@ -43,11 +43,8 @@ impl Lost {
         self.is_any() && self.deaths.lock().contains_key(&node)
     }
 
-    /// One of those of whom nobody was told.
-    pub(crate) fn untold(&self) -> Option<NodeId> {
-        if !self.is_any() {
-            return None;
-        }
-        self.deaths.lock().iter().find(|(_, death)| !death.is_told).map(|(node, _)| *node)
+    /// Whether a worker is gone, and nobody was told.
+    pub(crate) fn is_untold(&self, node: NodeId) -> bool {
+        self.deaths.lock().get(&node).is_some_and(|death| !death.is_told)
     }
 }

@@ -380,11 +380,14 @@ impl Shared {
         self.gone(worker)
     }
 
-    /// A death of which nobody was told.
+    /// A death of which nobody was told: that of the first such worker.
     fn tell_untold(&self) -> Result<()> {
-        let Some(node) = self.lost.untold() else { return Ok(()) };
-        let worker = self.commands.workers().iter().position(|one| *one == node).unwrap_or_default();
-        Err(self.gone(worker as u32))
+        if !self.lost.is_any() {
+            return Ok(());
+        }
+        let is_untold = |node: &NodeId| self.lost.is_untold(*node);
+        let worker = self.commands.workers().iter().position(is_untold);
+        worker.map_or(Ok(()), |worker| Err(self.gone(worker as u32)))
     }
 
     fn name(&self, worker: u32) -> String {
