@@ -6,8 +6,10 @@
 pub(crate) const AT_ONCE: usize = 6;
 
 /// Their names, in whatever binary they are.
-pub(crate) const NAMES: [&str; 34] = [
+pub(crate) const NAMES: [&str; 43] = [
     "a_busy_port_is_said",
+    "a_circle_that_never_ends_is_an_error",
+    "a_guest_that_is_stopped_falls_to_the_liveness_timeout",
     "a_handler_s_wait_ends_in_time_while_calls_that_descend_from_it_run",
     "a_process_that_is_no_guest_any_more_is_replaced_too",
     "a_shortage_of_descriptors_neither_spins_nor_stays",
@@ -37,9 +39,16 @@ pub(crate) const NAMES: [&str; 34] = [
     "f86_who_has_no_descriptor_for_a_link_that_it_makes_says_so",
     "f86_who_has_no_descriptors_for_links_to_servers_says_so",
     "f86_who_has_no_descriptors_for_the_links_of_an_exchange_says_so",
+    "f86_who_has_no_descriptors_when_a_group_is_set_up_says_so",
+    "f88_the_interface_is_listened_on",
     "f93_the_error_about_a_busy_root_hints_at_no_port_that_a_root_cannot_have",
     "idle_links_live_on",
+    "insecure_permits_to_listen_everywhere",
+    "kill_silent_kills_a_stopped_peer",
+    "liveness_beat_shows_life",
+    "liveness_timeout_is_how_long_silence_may_last",
     "silence_ends_everything_in_time",
+    "who_waits_for_room_is_told_in_time_and_by_the_end",
     "whoever_goes_on_in_time_lives",
 ];
 
