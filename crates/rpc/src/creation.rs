@@ -30,7 +30,7 @@ struct Entered {
     proposal: u64,
     reply: TypedReply<u64>,
     /// Ends its wait.
-    _timer: Option<Timer>,
+    timer: Option<Timer>,
 }
 
 impl Creating {
@@ -207,10 +207,9 @@ impl Directory {
         if let Some(dead) = mesh.deaths().into_iter().find(|death| args.members.contains(&death.node)) {
             return reply.error(lost(&mesh, dead.node, &args.name));
         }
-        let proposal = args.generation;
-        let expiry = |patience_ms| self.expiry(&mesh, &args.name, (from, proposal), patience_ms);
-        let timer = args.patience_ms.and_then(expiry);
-        let entered = Entered { from, proposal, reply, _timer: timer };
+        let attempt = (from, args.generation);
+        let patience = args.patience_ms.map(|patience_ms| (args.name.clone(), Duration::from_millis(patience_ms)));
+        let entered = Entered { from, proposal: args.generation, reply, timer: None };
         let (before, next) = {
             let mut state = self.state.lock();
             let before = state.take_entered(&args.name, |other| other.from == from);
@@ -221,7 +220,11 @@ impl Directory {
             before.reply.error(Error::new(ErrorKind::Cancelled, "the member enters again"));
         }
         match next {
-            Next::Wait => {}
+            Next::Wait => {
+                if let Some((name, patience)) = patience {
+                    self.bound(&mesh, &name, attempt, patience);
+                }
+            }
             Next::Refuse(refused) => {
                 refused.into_iter().for_each(|(entered, error)| entered.reply.error(error));
             }
@@ -263,16 +266,26 @@ impl Directory {
         Next::Made(GroupName { name: args.name, first: self.me, generation }, made)
     }
 
-    /// Ends this attempt of a member at its deadline.
-    fn expiry(self: &Arc<Self>, mesh: &Mesh, name: &str, attempt: (NodeId, u64), patience_ms: u64) -> Option<Timer> {
-        let (directory, name) = (Arc::downgrade(self), name.to_owned());
+    /// Ends this attempt of a member at its deadline. The attempt is noted already: what ends it may come at once.
+    fn bound(self: &Arc<Self>, mesh: &Mesh, name: &str, attempt: (NodeId, u64), patience: Duration) {
+        let (directory, own) = (Arc::downgrade(self), name.to_owned());
         let runtime = mesh.runtime();
         let expire = move || {
             let Some(directory) = directory.upgrade() else { return };
-            directory.give_up(&name, attempt, true);
+            directory.give_up(&own, attempt, true);
         };
         // Without a timer the member ends its wait itself.
-        runtime.at(runtime.after(Duration::from_millis(patience_ms)), expire).ok()
+        let Ok(timer) = runtime.at(runtime.after(patience), expire) else { return };
+        let unneeded = {
+            let mut state = self.state.lock();
+            let creating = state.creating.get_mut(name);
+            let is_it = |entered: &&mut Entered| (entered.from, entered.proposal) == attempt;
+            match creating.and_then(|creating| creating.entered.iter_mut().find(is_it)) {
+                Some(entered) => entered.timer.replace(timer),
+                None => Some(timer),
+            }
+        };
+        drop(unneeded);
     }
 
     /// A member gives an attempt to enter up, by the number that it has proposed in it. It is told who was missing, if

@@ -71,6 +71,24 @@ fn an_attempt_that_is_given_up_late_ends_no_other_one() {
     });
 }
 
+/// The first member ends an attempt however soon its time is up, and its member need not do that itself.
+#[test]
+fn a_time_that_is_up_at_once_is_told_by_the_first_member() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        if mesh.me().rank.0 == 1 {
+            let first = Some(mesh.members()[0].introduction.name.clone());
+            for round in 0..300 {
+                let error = failed(rpc.create_group("it", &all(&mesh), Some(Duration::ZERO)).wait());
+                let told_by = error.happened_on().map(|peer| peer.name.clone());
+                assert_eq!((error.kind(), &told_by), (ErrorKind::DeadlineExceeded, &first), "round {round}: {error}");
+            }
+        }
+        mesh.world().barrier().expect("all come");
+        mesh.finish().expect("all end");
+    });
+}
+
 /// Another thread enters in the moment in which an attempt ends.
 #[test]
 fn who_enters_again_at_once_stays_in_the_group() {
