@@ -463,11 +463,16 @@ impl Ledger {
     pub(super) fn bound(&self, now: Duration, lasted: Duration) -> Duration {
         let made = now.saturating_sub(lasted);
         let is_told = self.doomed.values().all(|doom| doom.is_told);
-        let unnoticed = if is_told { KNOWN_WITHIN } else { SILENCE_WITHIN };
+        let unnoticed = match (self.is_troubled(), is_told) {
+            (false, _) => Duration::ZERO,
+            (true, true) => KNOWN_WITHIN,
+            (true, false) => SILENCE_WITHIN,
+        };
+        // Also of a stop that is too short to be noticed, for which its callers wait.
         let troubled = self.scenario.last_trouble().saturating_sub(made);
         let usual = self.scenario.way;
         let way = QUEUE + Duration::from_nanos(usual.delay_ns + usual.jitter_ns) * WAYS;
-        if self.is_troubled() { troubled + unnoticed + way } else { way }
+        troubled + unnoticed + way
     }
 
     fn may_end_so(&self, books: &Books, caller: usize, error: &Error, intent: Intent, now: Duration) -> bool {
