@@ -676,8 +676,8 @@ fn a_name_that_comes_back_while_its_drawer_drops_it_is_given_up() {
     assert_eq!([owner.sizes(), drawer.sizes(), third.sizes()], [[0; 7]; 3]);
 }
 
-/// Who was given a reference sends it on to the owner and drops it, before it has said that it was given any. What it
-/// says to the giver may arrive first, and so may what the giver gives back: the name still means something.
+/// A holder sends a reference on to the owner and drops it, before it has said that it was given any. What it says to
+/// the giver may arrive first, and so may what the giver gives back: the name still means something.
 #[test]
 fn a_name_on_its_way_to_its_owner_outlives_its_sender_and_its_giver() {
     let bounds = Bounds::default();
