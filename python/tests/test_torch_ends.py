@@ -417,17 +417,17 @@ try:
     dist.all_reduce(total)
     print(int(total), flush=True)
 except RuntimeError as error:
-    print("pigeons" in str(error), flush=True)
+    print("pigeons" if "pigeons" in str(error) else error, flush=True)
 # Without a word, so that the store stays.
 os._exit(0)
 """
-    for own, said in [(transport, "2" if transport == "auto" else "True"), ("auto", "2")]:
+    for own, said in [(transport, "2" if transport == "auto" else "pigeons"), ("auto", "2")]:
         follower = start_torch(source, 1, tmp_path / "store")
         # It finds the store as the attempt before has left it.
         in_a_wait(follower)
         leader = start_torch(source, 0, tmp_path / "store", SHEAVE_TRANSPORT=own)
-        assert leader.succeed(60).split() == ["begins", said]
-        assert follower.succeed(60).split() == [said]
+        assert leader.succeed(60).splitlines() == ["begins", said]
+        assert follower.succeed(60).splitlines() == [said]
 
 
 def test_sheave_itself_imports_no_torch(start):

@@ -251,6 +251,7 @@ impl State {
     fn end_what_is_hopeless(self: &Arc<Self>) {
         let Some(error) = self.verdict() else { return };
         let (from, spares_messages) = (self.hopeless_from(&error), self.was_only_left(&error));
+        let is_death = self.is_death(&error);
         let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
         for task in tasks {
             let is_hopeless = match task.is_collective {
@@ -260,6 +261,7 @@ impl State {
             };
             match is_hopeless {
                 true if spares_messages => self.end_with_verdict(&task, error.clone()),
+                true if is_death => task.doom(error.clone()),
                 true => task.fail(error.clone()),
                 false => task.wake(),
             }

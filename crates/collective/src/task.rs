@@ -5,17 +5,21 @@
 //! memory that they hold: the steps call it when they have let go of everything, and an operation that is failed while
 //! a thread runs its steps ends when that thread is through with them. So a buffer is free when its operation's end is
 //! known. Nothing here blocks, and endings are called with no lock held.
+//!
+//! **Who has died may have done its part before.** A task that waits for one that is dead is polled once more before it
+//! fails: what the dead one has written into shared memory wakes nobody, and the news of its death may be quicker than
+//! the thread that would have looked there.
 
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Rank, Result};
 use sheave_mesh::{Runtime, Timer};
 use smallvec::SmallVec;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
 /// No rank in particular.
@@ -77,6 +81,8 @@ pub(crate) struct Task {
     pub(crate) message: Option<(Option<Rank>, u64)>,
     pub(crate) awaited: Arc<Awaited>,
     steps: OnceLock<sheave_mesh::Task>,
+    /// Why it fails where its steps find that they must still wait.
+    doom: Arc<OnceLock<Error>>,
     ending: Mutex<Option<Ending>>,
     /// What is done about it if it takes too long.
     timers: Mutex<SmallVec<[Timer; 1]>>,
@@ -108,14 +114,15 @@ impl Task {
             message,
             awaited,
             steps: OnceLock::new(),
+            doom: Arc::default(),
             ending: Mutex::new(Some(Box::new(ending))),
             timers: Mutex::default(),
         });
-        let end = End(Arc::downgrade(&task));
+        let (end, doom) = (End(Arc::downgrade(&task)), Arc::clone(&task.doom));
         let prepared = runtime.prepare(async move {
             let end = end;
             // They are gone at the end of this statement.
-            let outcome = steps.await;
+            let outcome = unless_doomed(steps, &doom).await;
             end.call(outcome);
         });
         let is_prepared = prepared.map(|steps| {
@@ -148,6 +155,17 @@ impl Task {
         }
     }
 
+    /// Ends it with an error where its steps, polled once more, still wait for something.
+    pub(crate) fn doom(&self, error: Error) {
+        match self.steps.get() {
+            Some(steps) => {
+                let _ = self.doom.set(error);
+                steps.wake();
+            }
+            None => self.fail(error),
+        }
+    }
+
     fn take_ending(&self) -> Option<Ending> {
         self.ending.lock().take()
     }
@@ -161,6 +179,19 @@ impl Task {
     pub(crate) fn keep(&self, timer: Timer) {
         self.timers.lock().push(timer);
     }
+}
+
+/// What the steps come to, or why they fail as soon as they are doomed and wait.
+async fn unless_doomed(mut steps: Steps, doom: &OnceLock<Error>) -> Result<Rank> {
+    poll_fn(|context| {
+        // Asked first: what came before is seen by the poll.
+        let reason = doom.get();
+        match (steps.as_mut().poll(context), reason) {
+            (Poll::Pending, Some(error)) => Poll::Ready(Err(error.clone())),
+            (polled, _) => polled,
+        }
+    })
+    .await
 }
 
 /// Calls a task's ending, with an error if the steps did not come to their end: they have panicked.

@@ -1,7 +1,8 @@
-//! Whom an operation blames that has its number before a member dies, and takes its first step when all know of that.
+//! What operations come to whose members die: whom one blames that has its number before, and takes its first step when
+//! all know of that; and that one ends well whose dead members had done their part.
 
-use super::State;
 use super::start::{Conditions, go_on};
+use super::{State, Terms};
 use crate::communicator::{Collectives, Communicator};
 use crate::job::Job;
 use crate::operation::Kind;
@@ -10,7 +11,11 @@ use sheave_base::secret::Resolved;
 use sheave_base::{ErrorKind, Rank, Secret};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_tensor::Dtype;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 /// The ranks of a mesh, each with the group of all.
@@ -64,4 +69,28 @@ fn who_has_died_is_blamed_and_not_who_left_for_that() {
     let error = work.wait().expect_err("two are gone");
     let blamed = error.about().and_then(|peer| peer.node);
     assert_eq!((error.kind(), blamed), (ErrorKind::PeerLost, Some(middle.0.me().node)), "{error}");
+}
+
+#[test]
+fn what_the_dead_had_done_before_counts() {
+    let mut ranks = three();
+    let (_first, world) = ranks.remove(0);
+    let state = world.state();
+    let own = Rank(0);
+    // Words in shared memory, which wake nobody: the first operation finds its own written, the other one does not.
+    let words = [Arc::new(AtomicBool::new(false)), Arc::default()];
+    let mut works = words.iter().map(|word| {
+        let word = Arc::clone(word);
+        let polled = move |_: &mut Context<'_>| if word.load(SeqCst) { Poll::Ready(Ok(own)) } else { Poll::Pending };
+        let terms = Conditions::default().terms(&world.header(Kind::Barrier, Dtype::U8, 0));
+        let reserved = state.reserve(&Terms { is_ordered: true, ..terms }, 1).expect("all are well");
+        state.begin_reserved(terms, reserved, drop, move |_| Box::pin(poll_fn(polled)))
+    });
+    let (ended, open) = (works.next().expect("two"), works.next().expect("two"));
+    assert!(!ended.is_done() && !open.is_done(), "both wait");
+    words[0].store(true, SeqCst);
+    ranks.remove(0).0.abandon();
+    let error = open.wait().expect_err("one is dead");
+    assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+    ended.wait().expect("its word was there before the death was known");
 }
