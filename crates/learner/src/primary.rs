@@ -7,10 +7,10 @@
 
 use crate::flushes::Flushes;
 use crate::ledger::Ledger;
-use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};
+use crate::protocol::{Forward, LOOK, LOOK_TIMEOUT, Outcome, Settle, short, wide};
 use crate::questions::Questions;
 use crate::reducer::{Contribution, GradientId, Method, Overflow, Pushed, Reducer, sum};
-use crate::server::{QUESTIONS, SUMS, Shared};
+use crate::server::{QUESTIONS, Registration, SUMS, Shared};
 use crate::step::{Publish, Stepper, panicked};
 use parking_lot::Mutex;
 use sheave_base::clock::Time;
@@ -19,6 +19,7 @@ use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, contain, limits};
 use sheave_mesh::{Call, Mesh, Reply, Request, Timer};
 use sheave_wire::Value;
+use std::sync::Arc;
 
 pub(crate) struct Primary {
     pub(crate) state: Mutex<State>,
@@ -365,7 +366,7 @@ impl Shared {
     }
 
     /// No step is made any more, which the secondaries are told.
-    pub(crate) fn end_primary(&self, error: &Error) {
+    pub(crate) fn end_primary(&self, error: &Error, registration: Option<&Arc<Registration>>) {
         let Some(primary) = &self.primary else { return };
         let (waiters, flushes, _timer) = {
             let mut state = primary.state.lock();
@@ -381,9 +382,14 @@ impl Shared {
         // One that does not hear of it is told when it sends something.
         for node in self.servers.secondaries.iter().copied().filter(|node| *node != self.node) {
             let shared = shared.clone();
+            let registration = registration.cloned();
             let telling = async move {
                 let (node, service) = shared.find(node).await?;
-                shared.mesh()?.cast(node, service, LOOK, Call::default())
+                let look = Call { deadline: Some(LOOK_TIMEOUT), ..Call::default() };
+                let looked = shared.mesh()?.call(node, service, LOOK, look)?.await;
+                // A server that has failed is there until it was asked for the error, though it is stopped meanwhile.
+                drop(registration);
+                looked.map(drop)
             };
             drop(mesh.spawn("tell of the end", telling));
         }

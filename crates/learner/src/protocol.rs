@@ -9,7 +9,7 @@
 //! | client | primary | `step` | nothing; answered with the version when all that was there is applied |
 //! | client | primary | `settle` | [`Settle`]; the answer has an [`Outcome`] for each question |
 //! | secondary | primary | `forward` | [`Forward`], and the segments of a sum; the answer has the primary's start |
-//! | primary | secondary | `look` | nothing, one-way: the primary has failed or was stopped |
+//! | primary | secondary | `look` | nothing: the primary has failed or was stopped; answered when it was asked why |
 //! | secondary | primary | `state` | nothing; answered with the version, or with what has stopped the primary |
 
 use crate::reducer::GradientId;
@@ -26,6 +26,9 @@ pub(crate) const SETTLE: &str = "settle";
 pub(crate) const FORWARD: &str = "forward";
 pub(crate) const LOOK: &str = "look";
 pub(crate) const STATE: &str = "state";
+
+/// How long a secondary may take to ask the primary why it has ended.
+pub(crate) const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What became of a gradient, as the primary knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

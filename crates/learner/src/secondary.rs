@@ -244,7 +244,7 @@ impl Shared {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                     shared.forwarded(None, &ids);
                     // Or it is what the primary has ended with.
-                    shared.look_at_primary();
+                    shared.look_at_primary(None);
                 }
                 Err(error) => shared.fail(shared.of_primary(error)),
             }
@@ -299,8 +299,8 @@ impl Shared {
         self.submit(PUSHES, Self::drain_secondary);
     }
 
-    /// The primary has failed, or was stopped: it is asked for the error.
-    pub(crate) fn look_at_primary(&self) {
+    /// The primary has failed, or was stopped: it is asked for the error. Then who has said so is answered.
+    pub(crate) fn look_at_primary(&self, told: Option<Reply>) {
         let own = self.own.clone();
         let looking = async move {
             let Some(shared) = own.upgrade() else { return Ok(()) };
@@ -311,6 +311,7 @@ impl Shared {
             if let Err(error) = ask.await {
                 shared.fail(shared.of_primary(error));
             }
+            told.into_iter().for_each(|reply| reply.value(Value::None));
             Ok(())
         };
         if let Err(error) = self.mesh().and_then(|mesh| mesh.spawn("look", looking).map(drop)) {

@@ -17,7 +17,6 @@ use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, Timer, WeakMesh};
 use sheave_optim::Optimizer;
 use sheave_rpc::RpcGroup;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -212,7 +211,7 @@ impl GradientServerBuilder {
             own: own.clone(),
             key: key.clone(),
             end: Mutex::new(End { has_ended: false, completer: Some(completer) }),
-            is_registered: AtomicBool::new(true),
+            registration: Mutex::default(),
             watched,
             found: Mutex::default(),
             secondary,
@@ -226,7 +225,8 @@ impl GradientServerBuilder {
             std::future::pending::<()>().await;
         });
         let _ = shared.membership.set(task?);
-        let registered = self.group.register(key, Desk(Arc::downgrade(&shared)), timeout)?;
+        let registered = self.group.register(key.clone(), Desk(Arc::downgrade(&shared)), timeout)?;
+        *shared.registration.lock() = Some(Arc::new(Registration { group: self.group, key }));
         let server = GradientServer { handle: Arc::new(Handle(shared)) };
         Ok(registered.map(move |()| Ok(server)))
     }
@@ -317,8 +317,8 @@ pub(crate) struct Shared {
     /// Where sums and steps are made that no request has asked for.
     lane: ServiceName,
     end: Mutex<End>,
-    /// Its name in the group has not been taken away.
-    is_registered: AtomicBool,
+    /// Its name in the group, until it is stopped.
+    registration: Mutex<Option<Arc<Registration>>>,
     watched: Work<()>,
     /// How the mesh calls the servers of other nodes.
     found: Mutex<HashMap<NodeId, ServiceName>>,
@@ -327,6 +327,19 @@ pub(crate) struct Shared {
     pub(crate) on_drop: Option<OnDrop>,
     /// A task of the node's, which ends with it.
     membership: OnceLock<sheave_mesh::Task>,
+}
+
+/// The name of a server in its group. It is taken away when nobody needs it any more: the server is stopped, and those
+/// that asked what it had failed with before have been told.
+pub(crate) struct Registration {
+    group: RpcGroup,
+    key: String,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        drop(self.group.deregister(self.key.as_str(), None));
+    }
 }
 
 struct End {
@@ -410,11 +423,10 @@ impl Shared {
 
     fn stop(&self) {
         let what = format!("gradient server {} was stopped", self.key);
-        self.end(&Error::new(ErrorKind::Closed, what), Ok(()));
         // Once: another server of this name may stand there by the second time.
-        if self.is_registered.swap(false, SeqCst) {
-            drop(self.group.deregister(self.key.as_str(), None));
-        }
+        let registration = self.registration.lock().take();
+        self.end(&Error::new(ErrorKind::Closed, what), Ok(()));
+        drop(registration);
     }
 
     fn end(&self, error: &Error, outcome: Result<()>) {
@@ -425,8 +437,10 @@ impl Shared {
             }
             end.completer.take()
         };
+        // Before anybody is answered, who may stop the server for that.
+        let registration = self.registration.lock().clone();
         self.end_secondary(error);
-        self.end_primary(error);
+        self.end_primary(error, registration.as_ref());
         if let Some(completer) = completer {
             completer.complete(outcome);
         }
@@ -484,7 +498,7 @@ impl Shared {
                 Ok(())
             }
             LOOK if request.from == self.servers.primary => {
-                self.look_at_primary();
+                self.look_at_primary(Some(request.reply));
                 Ok(())
             }
             _ => {
