@@ -181,7 +181,7 @@ impl Task {
     }
 }
 
-/// What the steps come to, or why they fail as soon as they are doomed and wait.
+/// Polls the steps to their end, or until they are doomed and still wait.
 async fn unless_doomed(mut steps: Steps, doom: &OnceLock<Error>) -> Result<Rank> {
     poll_fn(|context| {
         // Asked first: what came before is seen by the poll.

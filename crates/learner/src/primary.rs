@@ -384,9 +384,13 @@ impl Shared {
             let shared = shared.clone();
             let registration = registration.cloned();
             let telling = async move {
-                let (node, service) = shared.find(node).await?;
-                let look = Call { deadline: Some(LOOK_TIMEOUT), ..Call::default() };
-                let looked = shared.mesh()?.call(node, service, LOOK, look)?.await;
+                let runtime = shared.mesh()?.runtime().clone();
+                let look = async {
+                    let (node, service) = shared.find(node).await?;
+                    let look = Call { deadline: Some(LOOK_TIMEOUT), ..Call::default() };
+                    shared.mesh()?.call(node, service, LOOK, look)?.await
+                };
+                let looked = runtime.until(runtime.after(LOOK_TIMEOUT), look).await;
                 // A server that has failed is there until it was asked for the error, though it is stopped meanwhile.
                 drop(registration);
                 looked.map(drop)

@@ -1,5 +1,5 @@
-//! What operations come to whose members die: whom one blames that has its number before, and takes its first step when
-//! all know of that; and that one ends well whose dead members had done their part.
+//! Operations whose members die: one blames who has died, though it takes its first step when all know of that, and
+//! one ends well whose dead members had done their part.
 
 use super::start::{Conditions, go_on};
 use super::{State, Terms};
