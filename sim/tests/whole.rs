@@ -395,6 +395,15 @@ fn fresh_seeds_of_posteriors() {
     fresh_seeds(Duration::from_secs(1), 1, |seed| some(seed, "posteriors:seeds"));
 }
 
+/// Seeds that have failed once, by a fault of the product or of its books.
+#[test]
+fn every_promise_holds_for_seeds_that_failed_once() {
+    let gradients = [1406, 2420, 5022, 5695, 6441, 9181, 110_577, 426_833_319, 927_031_984];
+    let mut wrong = run_seeds("seeds", 1_485_091_295, 1);
+    wrong.extend(gradients.iter().flat_map(|seed| run_seeds("gradients:seeds", *seed, 1)));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn planted_bugs_of_gradient_servers_are_found() {
     hunt_for(&BUGS_OF_GRADIENTS, "gradients:", SEEDS_OF_GRADIENTS.min(seeds_count()));

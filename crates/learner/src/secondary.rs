@@ -14,7 +14,7 @@ use crate::{ledger::Losses, protocol};
 use sheave_base::clock::Time;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
-use sheave_mesh::{Call, Reply, Request, Timer};
+use sheave_mesh::{Call, Member, Reply, Request, Timer};
 use sheave_net::Part;
 use sheave_tensor::Mode;
 use sheave_wire::Value;
@@ -270,13 +270,15 @@ impl Shared {
         number(&work.await?.value)
     }
 
-    /// What an error of a call of the primary says: one that is not there any more was stopped.
+    /// The meaning of an error of a call of the primary: one that is not there any more was stopped.
     fn of_primary(&self, error: Error) -> Error {
         if error.kind() != ErrorKind::NotFound {
             return error;
         }
         let what = format!("the primary of gradient servers {} was stopped", self.servers.name);
-        Error::new(ErrorKind::Closed, what).cause(error)
+        let stopped = Error::new(ErrorKind::Closed, what).hint("start all servers again").cause(error);
+        let primary = self.mesh().ok().and_then(|mesh| mesh.member(self.servers.primary).map(Member::peer));
+        primary.map_or(stopped.clone(), |primary| stopped.peer(primary))
     }
 
     /// The primary has a sum, and says which start of it that is; or has refused it.

@@ -239,7 +239,8 @@ impl Book {
         if !(gone..=gone + open).contains(&reported) || !wrongly_lost.is_empty() {
             self.fault(format!("{gone} were taken and are in no step, {open} are not known; {says}"));
         }
-        if report.lost > 0 && !self.ledger.is_troubled() {
+        // Where a step has failed a secondary's program may leave with what it had taken.
+        if report.lost > 0 && !self.ledger.is_troubled() && !has_failed {
             self.fault(format!("nothing has befallen anybody; {says}"));
         }
         let may_drop = self.plan.settings.overflow == Overflow::DropOldest || has_failed || self.ledger.is_troubled();
@@ -383,16 +384,30 @@ impl Learner {
         while !self.book.are_all_in(|books| &books.settled, |_| true) && clock::since(begun) < 2 * SETTLED {
             pause(Duration::from_millis(20));
         }
-        if let Some(primary) = server.and_then(|server| server.report().primary) {
+        if let Some(server) = server {
+            self.agrees(server);
+        }
+        settled
+    }
+
+    /// The primary's report agrees with what was published. Gradients of those that are gone may be in a step that is
+    /// under way, of which no program waits to hear, so that it has been published and is not counted yet.
+    fn agrees(&self, server: &GradientServer) {
+        let patience = if self.book.ledger.is_troubled() { SETTLED } else { Duration::ZERO };
+        let begun = clock::now();
+        while let Some(primary) = server.report().primary {
             let books = self.book.books.lock();
             let (applied, version) = (books.steps.len() as u64, books.version);
             drop(books);
-            if (primary.applied, primary.version) != (applied, version) {
-                self.book
-                    .fault(format!("{applied} gradients are in version {version}, and the primary has {primary:?}"));
+            if (primary.applied, primary.version) == (applied, version) {
+                return;
             }
+            if clock::since(begun) >= patience {
+                let what = format!("{applied} gradients are in version {version}, and the primary has {primary:?}");
+                return self.book.fault(what);
+            }
+            pause(Duration::from_millis(1));
         }
-        settled
     }
 
     fn act(&mut self, server: Option<&GradientServer>, client: &GradientClient) -> Option<()> {

@@ -469,6 +469,36 @@ fn versions_and_schedules_go_on_after_a_new_start() {
 }
 
 #[test]
+fn a_secondary_names_the_primary_that_was_stopped() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let node = Node::new(&mesh, &[1]);
+            let (server, _versions) = node.start_with(settings(Method::Sum, 4));
+            let server = server.expect("all serve");
+            let client = (node.rank == 1).then(|| node.connect());
+            node.step();
+            if node.rank == 0 {
+                server.stop();
+            }
+            if let Some(client) = client {
+                let told = [failed(wait(Ok(server.watch()))), failed(push(&client, &[1.0; 3]))];
+                for error in told {
+                    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+                    assert_eq!(error.about().and_then(|peer| peer.node), Some(node.servers.primary), "{error}");
+                    assert!(error.to_string().contains("peer rank-0 "), "{error}");
+                    assert!(
+                        error.to_string().contains("the primary of gradient servers gradients was stopped"),
+                        "{error}"
+                    );
+                }
+            }
+            node.step();
+            node.finish();
+        });
+    }
+}
+
+#[test]
 fn what_a_stopped_server_had_taken_is_reported() {
     for transport in TRANSPORTS {
         together(Expected::ranks(2), transport, |mesh| {
