@@ -67,9 +67,11 @@ fn turn(inner: &Inner, rhythm: &mut Rhythm, next: Instant) {
             if woken {
                 Counters::add(&inner.counters.progress_wakeups, 1);
             }
+            inner.linger(next);
             inner.serve_all();
         }
         Turn::Ticked => {
+            inner.linger(next);
             let found = inner.serve_all();
             rhythm.looked(found);
         }

@@ -9,11 +9,11 @@ use crate::node::{Inner, Node};
 use crate::patience::Course;
 use crate::pollers::Noted;
 use crate::polling::Polling;
-use crate::progress::{Interest, Watched, span_until};
+use crate::progress::{Interest, Progress, Watched, span_until};
 use crate::waits::Waiting;
 use sheave_base::clock;
 use sheave_base::park::{Parker, current_parker};
-use sheave_base::work::{Drive, Interrupt, Target, blocking};
+use sheave_base::work::{Drive, IDLE, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -160,6 +160,32 @@ impl Drop for Polls {
     }
 }
 
+/// That a caller has begun to wait since so many had.
+struct Callers<'a> {
+    progress: &'a Progress,
+    waits: u64,
+}
+
+impl Target for Callers<'_> {
+    fn is_done(&self) -> bool {
+        self.progress.waits() != self.waits
+    }
+
+    fn watch(&self, _: &Arc<Parker>) -> bool {
+        !self.is_done()
+    }
+
+    fn unwatch(&self, _: &Arc<Parker>) {}
+
+    fn link(&self) -> Option<LinkId> {
+        None
+    }
+
+    fn operation(&self) -> &'static str {
+        IDLE
+    }
+}
+
 impl Node {
     /// Has [`attend`](crate::endpoint::Endpoint::attend) of the endpoint of this number called soon, as
     /// [`Node::remind`] does, and wakes a thread for that if those that look after this node sleep.
@@ -242,6 +268,16 @@ impl Inner {
             {
                 return false;
             }
+        }
+    }
+
+    /// Polls for a moment, as a wait would, where the polled endpoint has something on the go that nobody waits for:
+    /// its next step often comes soon, and to be rung for each costs both sides a system call and a sleep. Over as soon
+    /// as a caller waits.
+    pub(crate) fn linger(&self, until: Instant) {
+        let callers = Callers { progress: &self.progress, waits: self.progress.waits() };
+        if self.endpoints.unattended().is_some_and(|endpoint| endpoint.poll()) {
+            self.spin(&mut self.patience.begin(), &Polling::lead(self), &callers, Some(until));
         }
     }
 

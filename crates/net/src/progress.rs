@@ -22,7 +22,9 @@
 //! still are; if a caller sleeps as leader it sleeps too, until that caller leaves. So between two calls of a busy user
 //! no thread hand-over happens, and at most one tick later somebody serves the links again. Callers that keep at it
 //! from tick to tick, none of which finds anything, are looked after every 8 ms; whoever begins something that nobody
-//! waits for calls for the next tick at once.
+//! waits for calls for the next tick at once. Where it finds the polled endpoint at work that nobody waits for, as a
+//! long collective operation is whose caller computes meanwhile, it polls on for as long as a wait would, until one
+//! begins: peers' steps follow each other, and a ring and a sleep for each would take longer than they do.
 //!
 //! **No lost message.** Every link is at any time (a) being polled, (b) armed by a leader that looked after arming, or
 //! (c) covered by the next tick. (a) → (b): a poller that leaves while somebody leads arms the link itself and looks
@@ -223,6 +225,11 @@ impl Progress {
         if self.lead.is_with_thread() && self.heat.fetch_add(1, Relaxed) >= HOT_WAITS {
             self.lead.take_from_thread(&*self.doorbell);
         }
+    }
+
+    /// How many waits of callers have begun, more or less.
+    pub(crate) fn waits(&self) -> u64 {
+        self.activity.load(Relaxed)
     }
 
     /// Makes whoever sleeps look at the links again: there is something new that no link was armed for.

@@ -317,3 +317,48 @@ fn one_endpoint_of_a_node_is_polled() {
     assert!(!never.is_done_soon());
     assert!(polled.attended.load(SeqCst) > attended, "a reminder was forgotten");
 }
+
+/// Has something to do at each eighth look, for which nobody rings.
+#[derive(Default)]
+struct Stepping {
+    looks: AtomicUsize,
+}
+
+impl Stepping {
+    const LOOKS_PER_STEP: usize = 8;
+    const LOOKS: usize = 100 * Self::LOOKS_PER_STEP;
+
+    fn is_over(&self) -> bool {
+        self.looks.load(SeqCst) >= Self::LOOKS
+    }
+}
+
+impl Endpoint for Stepping {
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn poll(&self) -> bool {
+        let look = self.looks.fetch_add(1, SeqCst);
+        look.is_multiple_of(Self::LOOKS_PER_STEP) && look < Self::LOOKS
+    }
+}
+
+/// The progress thread goes on polling where nobody waits, for as long as a wait would.
+#[test]
+fn steps_that_follow_soon_are_made_without_a_ring_for_each() {
+    let (one, _other) = pair();
+    let stepping = Arc::new(Stepping::default());
+    let endpoint = stepping.clone() as Arc<dyn Endpoint>;
+    assert!(one.register(1, &endpoint));
+    let mut rings = 0;
+    let until = soon();
+    while !stepping.is_over() {
+        assert!(Instant::now() < until, "{} looks after {rings} rings", stepping.looks.load(SeqCst));
+        one.endpoint_works();
+        rings += 1;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A row of steps ends where others have the core for longer than a wait polls.
+    assert!(rings <= 40, "{rings} rings for 100 steps");
+}
