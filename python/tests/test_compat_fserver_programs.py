@@ -11,7 +11,8 @@ from conftest import free_root
 
 SCRIPT = """
     import os, sys
-    if sys.argv[1] == "torch":
+    role = os.environ["DMLC_ROLE"]
+    if sys.argv[1] == "torch" and role != "scheduler":
         import torch
         full = lambda value: torch.full((2, 3), value)
     else:
@@ -22,7 +23,6 @@ SCRIPT = """
     from fserver_lib import get_batch, init, push_pull, respond, stop, wait
 
     assert f is fserver_lib and f.__name__ == "sheave.compat.fserver_lib" and f.wait is wait
-    role = os.environ["DMLC_ROLE"]
     servers = int(os.environ["DMLC_NUM_SERVER"])
     init()
     if role == "worker":
