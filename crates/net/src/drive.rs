@@ -160,7 +160,7 @@ impl Drop for Polls {
     }
 }
 
-/// That a caller has begun to wait since so many had.
+/// The next wait of a caller, behind so many: done when it begins.
 struct Callers<'a> {
     progress: &'a Progress,
     waits: u64,

@@ -227,7 +227,7 @@ impl Progress {
         }
     }
 
-    /// How many waits of callers have begun, more or less.
+    /// The number of waits that callers have begun, more or less.
     pub(crate) fn waits(&self) -> u64 {
         self.activity.load(Relaxed)
     }
