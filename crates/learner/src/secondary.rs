@@ -277,8 +277,10 @@ impl Shared {
         }
         let what = format!("the primary of gradient servers {} was stopped", self.servers.name);
         let stopped = Error::new(ErrorKind::Closed, what).hint("start all servers again").cause(error);
-        let primary = self.mesh().ok().and_then(|mesh| mesh.member(self.servers.primary).map(Member::peer));
-        primary.map_or(stopped.clone(), |primary| stopped.peer(primary))
+        match self.mesh().ok().and_then(|mesh| mesh.member(self.servers.primary).map(Member::peer)) {
+            Some(primary) => stopped.peer(primary),
+            None => stopped,
+        }
     }
 
     /// The primary has a sum, and says which start of it that is; or has refused it.

@@ -240,7 +240,10 @@ impl Book {
             self.fault(format!("{gone} were taken and are in no step, {open} are not known; {says}"));
         }
         // Where a step has failed a secondary's program may leave with what it had taken.
-        if report.lost > 0 && !self.ledger.is_troubled() && !has_failed {
+        let has_left =
+            |one: &usize| self.ledger.has_come_to_its_end(*one) && report.gone.contains(&format!("rank-{one}"));
+        let may_lose = self.ledger.is_troubled() || has_failed && self.plan.secondaries.iter().any(has_left);
+        if report.lost > 0 && !may_lose {
             self.fault(format!("nothing has befallen anybody; {says}"));
         }
         let may_drop = self.plan.settings.overflow == Overflow::DropOldest || has_failed || self.ledger.is_troubled();

@@ -555,6 +555,10 @@ impl Ledger {
         self.drop_refs(process);
     }
 
+    pub(super) fn has_come_to_its_end(&self, process: usize) -> bool {
+        self.books().ended.contains(&process)
+    }
+
     /// Whether all have, of whom that is to be expected.
     pub(super) fn have_all_ended(&self) -> bool {
         let books = self.books();
