@@ -169,7 +169,7 @@ def test_one_that_nobody_holds_ends_when_its_tasks_have():
 
 def test_a_program_that_ends_waits_for_its_tasks(start):
     source = """
-        import atexit, time
+        import atexit, sys, time
 
         @atexit.register
         def submit():
@@ -182,7 +182,9 @@ def test_a_program_that_ends_waits_for_its_tasks(start):
 
         def say(text):
             time.sleep(0.3)
-            print(text, flush=True)
+            # One write: `print` makes two where nothing is buffered, and three workers share this pipe.
+            sys.stdout.write(text + "\\n")
+            sys.stdout.flush()
 
         executor = sheave.pool.Executor(1, output="inherit")
         executor.submit(say, "one")
