@@ -52,13 +52,17 @@ FACE = [sys.executable, "-m", "sheave.compat", "fserver_lib"]
 
 
 def test_a_process_for_each_role(script):
+    path, arrays = script
     host, port = free_root().split(":")
     counts = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2", "DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
+    # Torch is in one of each kind, beside others: every process that imports it takes some seconds of a core.
+    processes = [("scheduler", "numpy")]
+    processes += [(role, which) for role in ("server", "worker") for which in (arrays, "numpy")]
     running = []
     try:
-        for role in ["scheduler"] + ["server"] * 2 + ["worker"] * 2:
-            environment = {**os.environ, **counts, "DMLC_ROLE": role}
-            running.append(subprocess.Popen(FACE + script, stdout=subprocess.PIPE, text=True, env=environment))
+        for role, which in processes:
+            command, environment = [*FACE, path, which], {**os.environ, **counts, "DMLC_ROLE": role}
+            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
         said = [process.communicate(timeout=40)[0] for process in running]
     finally:
         for process in running:
