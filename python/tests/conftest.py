@@ -19,6 +19,9 @@ import sheave
 # Tests neither read nor make the user's cookie file; child processes inherit this.
 os.environ["SHEAVE_SECRET"] = os.urandom(16).hex()
 
+# Who runs the tests in the background has them begin with interrupts ignored; child processes would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 SUITES = ("soak", "adversity")
 """Tests that take long or need root are marked with their suite and why, as in `@pytest.mark.soak("minutes")`."""
