@@ -13,15 +13,20 @@ fn word(seed: u64, at: u64) -> u64 {
 
 /// Writes the pattern of `seed`.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
-    for (at, chunk) in bytes.chunks_mut(8).enumerate() {
-        let length = chunk.len();
-        chunk.copy_from_slice(&word(seed, at as u64).to_le_bytes()[..length]);
+    let (words, rest) = bytes.as_chunks_mut();
+    for (at, chunk) in words.iter_mut().enumerate() {
+        *chunk = word(seed, at as u64).to_le_bytes();
     }
+    let last = word(seed, words.len() as u64).to_le_bytes();
+    rest.copy_from_slice(&last[..rest.len()]);
 }
 
 fn first_wrong(bytes: &[u8], seed: u64) -> Option<usize> {
-    let wrong = |(at, chunk): &(usize, &[u8])| *chunk != &word(seed, *at as u64).to_le_bytes()[..chunk.len()];
-    bytes.chunks(8).enumerate().find(wrong).map(|(at, _)| at * 8)
+    let (words, rest) = bytes.as_chunks();
+    let wrong = |(at, chunk): &(usize, &[u8; 8])| **chunk != word(seed, *at as u64).to_le_bytes();
+    let among_words = words.iter().enumerate().find(wrong).map(|(at, _)| at * 8);
+    let last = word(seed, words.len() as u64).to_le_bytes();
+    among_words.or_else(|| (*rest != last[..rest.len()]).then_some(words.len() * 8))
 }
 
 /// Fails unless `tensor` has that length and the pattern of `seed`.
