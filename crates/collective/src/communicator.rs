@@ -208,10 +208,11 @@ impl Communicator {
         self.state.broken().cloned().or_else(|| self.state.group.broken())
     }
 
-    /// Gives the group up for all its members. What is on its way in it ends with `Cancelled` here now, messages too,
-    /// and on the others as soon as they hear of it, from the first collective operation that has not ended here on;
-    /// all later operations fail so too. Other groups of the same members go on. Does not block, and may be called from
-    /// any thread, again too. Works that have ended keep their outcome.
+    /// Gives the group up for all its members. What is on its way in it ends with `Cancelled`, messages too: here at
+    /// once, or if a thread looks after it at this moment, when that lets go of it; and on the others as soon as they
+    /// hear of it, from the first collective operation that has not ended here on. All later operations fail so too.
+    /// Other groups of the same members go on. Does not block, and may be called from any thread, again too. Works that
+    /// have ended keep their outcome.
     ///
     /// ```
     /// # use sheave_base::{ErrorKind, Rank};
