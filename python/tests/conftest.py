@@ -19,9 +19,6 @@ import sheave
 # Tests neither read nor make the user's cookie file; child processes inherit this.
 os.environ["SHEAVE_SECRET"] = os.urandom(16).hex()
 
-# Who runs the tests in the background has them begin with interrupts ignored; child processes would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 SUITES = ("soak", "adversity")
 """Tests that take long or need root are marked with their suite and why, as in `@pytest.mark.soak("minutes")`."""
@@ -43,6 +40,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Who runs the tests in the background has them begin with interrupts ignored; child processes would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for suite in SUITES:
         config.addinivalue_line("markers", f"{suite}(why): one of the {suite} suite, which is run by its name")
 
