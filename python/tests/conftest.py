@@ -40,7 +40,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Who runs the tests in the background has them begin with interrupts ignored; child processes would inherit that.
+    # Interrupts are ignored from the start where tests run in the background; child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for suite in SUITES:
         config.addinivalue_line("markers", f"{suite}(why): one of the {suite} suite, which is run by its name")
